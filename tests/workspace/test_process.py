@@ -224,6 +224,22 @@ async def test_only_the_end_of_stderr_is_kept(tmp_path: Path, get_peak: Callable
     assert get_peak() < 4 << 20
 
 
+async def test_progress_restarts_the_timeout_up_to_a_limit(tmp_path: Path) -> None:
+    endless = "while :; do echo 1% > /dev/fd/$TIDINGS_PROGRESS_FD; done"
+    for timeout in TIMEOUTS:
+        outcome = await run(tmp_path, endless, timeout=timeout, max_timeout=2 * timeout, on_line=str)
+        assert outcome.is_timeout
+        if not outcome.is_idle:
+            break
+    else:
+        raise AssertionError("progress never restarted the timeout")
+
+    silent = "echo 1% > /dev/fd/$TIDINGS_PROGRESS_FD; sleep 1000"
+    outcome = await run(tmp_path, silent, timeout=0.1, max_timeout=DEADLINE, on_line=str)
+    assert outcome.is_timeout
+    assert outcome.is_idle
+
+
 async def test_timeout_stops_the_tool_and_keeps_its_output(
     tmp_path: Path, pipe: SharedPipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,10 +25,11 @@ def convert(
     *,
     schema: dict[str, Any] | None = None,
     hint: str | None = None,
+    max_timeout: float | None = None,
     **flags: bool,
 ) -> types.CallToolResult:
     outcome = Outcome(status, stdout.encode(), stderr.encode(), **{"is_timeout": False, "is_truncated": False} | flags)
-    return make_result(outcome, schema, 2.5, hint)
+    return make_result(outcome, schema, 2.5, hint, max_timeout)
 
 
 def text_of(result: types.CallToolResult) -> str:
@@ -170,6 +171,18 @@ def test_timeout_has_its_limit_and_advice() -> None:
     assert result.structured_content["error"]["type"] == "timeout"
     assert result.structured_content["error"]["timeoutSecs"] == 2.5
     assert "raise its timeout" in text_of(convert(status=None, is_timeout=True))
+
+
+@pytest.mark.parametrize(
+    ("is_idle", "reason", "text"),
+    [(True, "idle", "reported no progress for 2.5 s"), (False, "max_exceeded", "did not finish within 60 s")],
+)
+def test_timeout_that_progress_extends_has_its_reason(is_idle: bool, reason: str, text: str) -> None:
+    result = convert(status=None, is_timeout=True, is_idle=is_idle, max_timeout=60.0)
+
+    assert text in text_of(result)
+    assert result.structured_content["error"]["reason"] == reason
+    assert result.structured_content["error"]["maxTimeoutSecs"] == 60
 
 
 def test_too_much_output_has_its_limit_and_advice() -> None:

@@ -53,12 +53,16 @@ def build_environment(
     allowed: Iterable[str] = (),
     variables: Mapping[str, str] | None = None,
     metadata: Mapping[str, Any] | None = None,
+    request_meta: Mapping[str, Any] | None = None,
+    can_ask: bool = False,
     scratch: Path | None = None,
 ) -> dict[str, str]:
     """Return the environment for a tool of the workspace at `root`.
 
     `allowed` has the names or patterns of further variables of the server that the tool may see. `variables` are set
-    as they are. A value that is too large for a variable is written to a file in `scratch`; without one, it is omitted.
+    as they are. `metadata` is that of the tool, `request_meta` that of the call.
+
+    A value that is too large for a variable is written to a file in `scratch`; without one, it is omitted.
     """
     env = _inherit((*_ALLOWED, *_ALLOWED_MCPBASH, *allowed))
     env.setdefault("PATH", _DEFAULT_PATH)
@@ -68,6 +72,7 @@ def build_environment(
     _set_json(env, ("TIDINGS_ARGS", "MCP_TOOL_ARGS"), encode_json(arguments), scratch)
     if metadata:
         _set_json(env, ("MCP_TOOL_METADATA",), encode_json(metadata), None)
+    _set_json(env, ("MCP_TOOL_META",), encode_json(request_meta or {}), scratch)
     roots = list_roots(root)
     env |= {
         "TIDINGS_WORKSPACE": str(root),
@@ -78,7 +83,7 @@ def build_environment(
         "MCP_ROOTS_PATHS": "\n".join(map(str, roots)),
         "MCP_ROOTS_COUNT": str(len(roots)),
         "MCP_ROOTS_JSON": json.dumps([{"uri": path.as_uri(), "name": path.name, "path": str(path)} for path in roots]),
-        "MCP_ELICIT_SUPPORTED": "0",
+        "MCP_ELICIT_SUPPORTED": "1" if can_ask else "0",
         "MCPBASH_PROJECT_ROOT": str(root),
         "MCPBASH_TOOLS_DIR": str(root / "tools"),
         "MCPBASH_RESOURCES_DIR": str(root / "resources"),
@@ -92,6 +97,7 @@ def build_environment(
     if scratch is not None:
         env |= {
             "MCP_CANCEL_FILE": str(scratch / "cancelled"),
+            "MCP_ELICIT_RESPONSE_FILE": str(scratch / "answer"),
             "MCP_TOOL_ERROR_FILE": str(scratch / "error.json"),
             "MCP_TOOL_RESOURCES_FILE": str(scratch / "resources"),
         }

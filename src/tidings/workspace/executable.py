@@ -8,13 +8,10 @@ after a timeout or a cancellation.
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import shutil
 import tempfile
-import warnings
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -27,6 +24,7 @@ from pydantic import SkipValidation, ValidationError
 
 from tidings.errors import InvalidItem
 from tidings.workspace.call_slots import TooManyCalls, call_slot
+from tidings.workspace.caller import Caller
 from tidings.workspace.environment import build_environment, check_variables, encode_json, list_roots
 from tidings.workspace.items import LoadedItem, make_item
 from tidings.workspace.problems import invalid_field, invalid_model
@@ -40,7 +38,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Executable", "ExecutableTool", "make_executable"]
 
-logger = logging.getLogger(__name__)
+
+_MAX_EXTENDED = 600.0
+"""Seconds that progress can extend a run to, unless the tool has its own limit: as in mcp-bash-framework."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +54,8 @@ class Executable:
     max_output: int
     output_schema: dict[str, Any] | None = None
     timeout_hint: str | None = None
+    max_timeout: float | None = None
+    """If set, progress restarts `timeout`, up to this number of seconds."""
     allowed_env: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     metadata: Mapping[str, Any] = field(default_factory=dict)
@@ -62,18 +64,33 @@ class Executable:
         self,
         arguments: Mapping[str, Any],
         *,
+        meta: Mapping[str, Any] | None = None,
         on_progress: Callable[[dict[str, Any]], None] | None = None,
+        ask: Callable[[dict[str, Any]], Awaitable[dict[str, Any]]] | None = None,
     ) -> types.CallToolResult:
         """Run the executable and return its result. Call `on_progress` with `parse_progress(line)` for each line.
 
+        `meta` is the `_meta` of the request. `ask` answers the questions of the tool; without it, there are none.
+
         Raises `MCPError` if the tool reported a protocol error (`mcp_fail`), and `CannotStart`.
         """
+        scratch = Path(tempfile.mkdtemp(prefix="tidings-"))
+        answers: set[asyncio.Task[None]] = set()
+
+        async def answer(question: dict[str, Any]) -> None:
+            assert ask is not None
+            partial = scratch / "answer.partial"
+            partial.write_text(encode_json(await ask(question)), "utf-8")
+            partial.rename(scratch / "answer")  # the tool waits for this file, and must find it complete
 
         def on_line(line: str) -> None:
-            if on_progress is not None and (progress := parse_progress(line)) is not None:
+            progress = parse_progress(line)
+            if progress is not None and "question" in progress:
+                if ask is not None:
+                    answers.add(asyncio.create_task(answer(progress["question"])))
+            elif progress is not None and on_progress is not None:
                 on_progress(progress)
 
-        scratch = Path(tempfile.mkdtemp(prefix="tidings-"))
         try:
             outcome = await run_process(
                 self.command,
@@ -85,22 +102,27 @@ class Executable:
                     allowed=self.allowed_env,
                     variables=self.env,
                     metadata=self.metadata,
+                    request_meta=meta,
+                    can_ask=ask is not None,
                     scratch=scratch,
                 ),
                 cwd=self.root,
                 timeout=self.timeout,
+                max_timeout=self.max_timeout,
                 max_output=self.max_output,
                 on_line=on_line,
                 on_stop=(scratch / "cancelled").touch,
             )
             if outcome.status and (error := read_protocol_error(scratch / "error.json")) is not None:
                 raise error
-            result = make_result(outcome, self.output_schema, self.timeout, self.timeout_hint)
+            result = make_result(outcome, self.output_schema, self.timeout, self.timeout_hint, self.max_timeout)
             if (listing := scratch / "resources").exists() and not result.is_error:
                 folders = (self.root, *list_roots(self.root), Path(tempfile.gettempdir()))
                 result.content += await asyncio.to_thread(read_embedded_files, listing, folders, self.max_output)
             return result
         finally:
+            for task in answers:
+                task.cancel()
             shutil.rmtree(scratch, ignore_errors=True)
 
 
@@ -121,18 +143,13 @@ class ExecutableTool(Tool):
             violation = f"its inputSchema can't be used: {error}"
         if violation is not None:
             raise ToolError(f"{self.name}: {violation}")
-        # A queue keeps the lines in order, and a slow caller does not block the tool.
-        queue: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue(maxsize=1000)
-
-        def on_progress(progress: dict[str, Any]) -> None:
-            with suppress(asyncio.QueueFull):  # a caller that is 1000 lines behind does not need each of them
-                queue.put_nowait(progress)
-
-        forwarding = asyncio.create_task(_forward_progress(queue, context))
+        caller = Caller(context)
+        ask = caller.ask if caller.question_modes else None
+        forwarding = asyncio.create_task(caller.send_lines())
         try:
             async with call_slot(self.max_processes):
-                result = await self.executable.call(arguments, on_progress=on_progress)
-            await queue.put(None)
+                result = await self.executable.call(arguments, meta=caller.meta, on_progress=caller.add_line, ask=ask)
+            await caller.end_lines()
             await forwarding
             return result
         except (CannotStart, TooManyCalls) as error:
@@ -141,35 +158,15 @@ class ExecutableTool(Tool):
             forwarding.cancel()
 
 
-async def _forward_progress(queue: asyncio.Queue[dict[str, Any] | None], context: Context[Any, Any]) -> None:
-    """Send the progress and log lines in the queue to the caller of a tool, until None."""
-    while (line := await queue.get()) is not None:
-        try:
-            if "progress" in line:
-                await context.report_progress(line["progress"], line["total"], line["message"])
-            else:
-                await _send_log(line, context)
-        except Exception as error:  # a closed connection of the caller must not make the call fail
-            logger.debug("could not send the progress of a tool to its caller: %r", error)
-
-
-async def _send_log(line: dict[str, Any], context: Context[Any, Any]) -> None:
-    request = context.request_context
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the SDK deprecates log messages; older clients still show them
-        await request.session.send_log_message(
-            line["level"], line["data"], line["logger"], related_request_id=request.request_id
-        )
-
-
 def make_executable(
     root: Path, settings: Settings, path: Path, meta: dict[str, Any], name: str, meta_path: Path | None = None
 ) -> LoadedItem:
     """Return the tool for an executable. `meta_path` is the file that contains `meta`, if it is another file."""
     meta_path = meta_path or path
-    timeout = meta.get("timeout", meta.get("timeoutSecs", settings.timeout))
-    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0:
-        raise invalid_field(meta_path, "timeout", f"timeout is {timeout!r}; it must be a positive number of seconds")
+    timeout = _parse_seconds(meta, meta_path, "timeout" if "timeout" in meta else "timeoutSecs", settings.timeout)
+    max_timeout = None
+    if meta.get("progressExtendsTimeout") is True:
+        max_timeout = _parse_seconds(meta, meta_path, "maxTimeoutSecs", max(_MAX_EXTENDED, timeout))
     parameters = meta.get("inputSchema", meta.get("arguments")) or {"type": "object"}
     output_schema = meta.get("outputSchema")
     for field_name, schema in (("inputSchema", parameters), ("outputSchema", output_schema)):
@@ -186,7 +183,8 @@ def make_executable(
         command=[str(path)] if os.access(path, os.X_OK) else ["bash", str(path)],
         root=root,
         name=tool_name,
-        timeout=float(timeout),
+        timeout=timeout,
+        max_timeout=max_timeout,
         max_output=settings.max_output,
         output_schema=output_schema,
         timeout_hint=None if hint is None else str(hint),
@@ -213,6 +211,13 @@ def make_executable(
     except ValidationError as error:
         raise invalid_model(meta_path, error) from None
     return make_item(tool, files=(path,))
+
+
+def _parse_seconds(meta: dict[str, Any], path: Path, name: str, default: float) -> float:
+    value = default if meta.get(name) is None else meta[name]
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        raise invalid_field(path, name, f"{name} is {value!r}; it must be a positive number of seconds")
+    return float(value)
 
 
 def _parse_env(path: Path, env: Any) -> dict[str, str]:

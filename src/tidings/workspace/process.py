@@ -69,6 +69,8 @@ class Outcome:
     """The last `STDERR_TAIL` bytes."""
     is_timeout: bool
     is_truncated: bool
+    is_idle: bool = False
+    """Whether the timeout was one without progress, of a run with `max_timeout`."""
 
 
 async def run_process(
@@ -79,10 +81,13 @@ async def run_process(
     cwd: Path,
     timeout: float,  # noqa: ASYNC109  # stops a process group, which cancelling an await would not
     max_output: int,
+    max_timeout: float | None = None,
     on_line: Callable[[str], None] | None = None,
     on_stop: Callable[[], None] | None = None,
 ) -> Outcome:
     """Run `command`, and stop its process group at the end.
+
+    With `max_timeout`, each line on the progress channel restarts `timeout`, and `max_timeout` limits the whole run.
 
     With `on_line`, the process gets one more pipe, the progress channel, and `on_line` is called immediately for each
     line that the process writes to it. `on_stop` is called before the group is stopped early.
@@ -97,7 +102,7 @@ async def run_process(
                 raise CannotStart(_explain(command[0], cwd, error)) from error
             await asyncio.sleep(_BUSY_PAUSE)
     try:
-        run.watch(stdin, timeout)
+        run.watch(stdin, timeout, max_timeout)
         await asyncio.shield(run.finished)
     except asyncio.CancelledError:
         run.stop()
@@ -132,7 +137,8 @@ class _Run:
         self._readers: dict[int, tuple[IO[bytes], Callable[[bytes], None]]] = {}
         self._timers: list[asyncio.TimerHandle] = []
         self._has_exited = self._is_stopping = self._is_finished = False
-        self._is_timeout = self._is_truncated = False
+        self._is_timeout = self._is_truncated = self._is_idle = False
+        self._last_line = 0.0
         self._pidfd = -1
         self._lines: IO[bytes] | None = None
 
@@ -165,7 +171,7 @@ class _Run:
             if write_end >= 0:
                 os.close(write_end)
 
-    def watch(self, stdin: bytes, timeout: float) -> None:
+    def watch(self, stdin: bytes, timeout: float, max_timeout: float | None) -> None:
         assert self._leader.stdin is not None
         self._read(self._leader.stdout, self._add_stdout)
         self._read(self._leader.stderr, self._add_stderr)
@@ -174,7 +180,9 @@ class _Run:
         os.set_blocking(self._leader.stdin.fileno(), False)
         self._input = memoryview(stdin)
         self._write()
-        self._timers.append(self._loop.call_later(timeout, self._on_timeout))
+        if max_timeout is not None:
+            self._timers.append(self._loop.call_later(timeout, self._on_idle, timeout))
+        self._timers.append(self._loop.call_later(max_timeout or timeout, self._on_timeout))
 
     def stop(self) -> None:
         """Stop the group early, and keep its output so far."""
@@ -223,11 +231,20 @@ class _Run:
             stderr=bytes(self._stderr[-STDERR_TAIL:]),
             is_timeout=self._is_timeout,
             is_truncated=self._is_truncated,
+            is_idle=self._is_idle,
         )
 
     def _on_timeout(self) -> None:
         self._is_timeout = not self._has_exited
         self.stop()
+
+    def _on_idle(self, timeout: float) -> None:
+        remaining = self._last_line + timeout - self._loop.time()
+        if remaining > 0:
+            self._timers.append(self._loop.call_later(remaining, self._on_idle, timeout))
+        elif not self._is_stopping:
+            self._is_idle = True
+            self._on_timeout()
 
     def _read(self, file: IO[bytes] | None, consume: Callable[[bytes], None]) -> None:
         if file is None:
@@ -273,6 +290,7 @@ class _Run:
             del self._stderr[:-STDERR_TAIL]
 
     def _add_lines(self, chunk: bytes) -> None:
+        self._last_line = self._loop.time()
         *whole, rest = chunk.split(b"\n")
         for part in whole:
             self._extend_line(part)

@@ -24,13 +24,13 @@ from tidings.workspace.process import Outcome
 from tidings.workspace.reading import read_inside
 from tidings.workspace.schema import find_violation
 
-__all__ = ["make_result", "parse_progress", "read_embedded_files", "read_protocol_error"]
+__all__ = ["LOG_LEVELS", "make_result", "parse_progress", "read_embedded_files", "read_protocol_error"]
 
 _MAX_STDERR = 4 * 1024
 """Bytes of the end of stderr in an error: about a page, so that it does not fill the context of a model."""
 
 _RESULT_KEYS = frozenset({"content", "structuredContent", "isError", "_meta", "resultType"})
-_LEVELS = frozenset({"debug", "info", "notice", "warning", "error", "critical", "alert", "emergency"})
+LOG_LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _PLAIN_PROGRESS = re.compile(
     r"(?P<progress>\d+(?:\.\d+)?)\s*(?:(?P<percent>%)|/\s*(?P<total>\d+(?:\.\d+)?))?(?:\s+(?P<message>.*))?"
@@ -38,11 +38,15 @@ _PLAIN_PROGRESS = re.compile(
 
 
 def make_result(
-    outcome: Outcome, output_schema: Mapping[str, Any] | None, timeout: float, hint: str | None = None
+    outcome: Outcome,
+    output_schema: Mapping[str, Any] | None,
+    timeout: float,
+    hint: str | None = None,
+    max_timeout: float | None = None,
 ) -> types.CallToolResult:
-    """Return the result of a run. The error after a timeout contains `timeout` and `hint`."""
+    """Return the result of a run. The error after a timeout contains `timeout`, `max_timeout` and `hint`."""
     if outcome.is_timeout:
-        return _make_timeout(outcome, timeout, hint)
+        return _make_timeout(outcome, timeout, hint, max_timeout)
     if outcome.is_truncated:
         message = (
             f"The tool printed more than {len(outcome.stdout)} bytes and was stopped. "
@@ -120,7 +124,8 @@ def parse_progress(line: str) -> dict[str, Any] | None:
 
     Progress is `{"progress": 3, "total": 10, "message": "…"}`, `30% …` or `3/10 …`. A log line is
     `{"level": "info", "data": …, "logger": "…"}`. Both may be the `params` of a JSON-RPC notification. The returned
-    dictionary has `progress`, `total` and `message`, or `level`, `data` and `logger`.
+    dictionary has `progress`, `total` and `message`, or `level`, `data` and `logger`. A line `{"question": {…}}` is
+    returned as it is.
     """
     line = line.strip()
     if not line:
@@ -132,6 +137,8 @@ def parse_progress(line: str) -> dict[str, Any] | None:
         return None
     if isinstance(value.get("params"), dict):
         value = value["params"]
+    if isinstance(value.get("question"), dict):
+        return {"question": value["question"]}
     progress = _parse_number(value.get("progress"))
     if progress is not None:
         message = value.get("message")
@@ -150,7 +157,7 @@ def parse_progress(line: str) -> dict[str, Any] | None:
         data = parsed if is_json else data
     logger = value.get("logger")
     return {
-        "level": level if level in _LEVELS else "info",
+        "level": level if level in LOG_LEVELS else "info",
         "data": data,
         "logger": None if logger is None else str(logger),
     }
@@ -188,10 +195,19 @@ def _parse_result(value: dict[str, Any]) -> types.CallToolResult | None:
         return None
 
 
-def _make_timeout(outcome: Outcome, timeout: float, hint: str | None) -> types.CallToolResult:
-    message = f"The tool did not finish within {timeout:g} s and was stopped. "
-    message += hint or "Ask it for less, or raise its timeout."
-    return _make_error("timeout", message, outcome, reason="fixed", timeoutSecs=timeout, hint=hint)
+def _make_timeout(
+    outcome: Outcome, timeout: float, hint: str | None, max_timeout: float | None
+) -> types.CallToolResult:
+    if max_timeout is None:
+        reason, message = "fixed", f"The tool did not finish within {timeout:g} s"
+    elif outcome.is_idle:
+        reason, message = "idle", f"The tool reported no progress for {timeout:g} s"
+    else:
+        reason, message = "max_exceeded", f"The tool did not finish within {max_timeout:g} s"
+    message += f" and was stopped. {hint or 'Ask it for less, or raise its timeout.'}"
+    return _make_error(
+        "timeout", message, outcome, reason=reason, timeoutSecs=timeout, maxTimeoutSecs=max_timeout, hint=hint
+    )
 
 
 def _make_failure(outcome: Outcome, text: str) -> types.CallToolResult:

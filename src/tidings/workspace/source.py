@@ -29,6 +29,7 @@ from tidings.errors import TidingsError
 from tidings.server import internals
 from tidings.server.source import Source
 from tidings.workspace import DEFAULT_POLL, TOP_LEVEL
+from tidings.workspace.caller import set_log_level
 from tidings.workspace.executable import ExecutableTool
 from tidings.workspace.files import IGNORE_FILES, FileChecker, list_inodes, read_state, walk
 from tidings.workspace.items import ItemKey, ItemTable, LoadedItem, UnitContent, make_item
@@ -124,6 +125,7 @@ class Workspace(Source):
         )
         internals.registry_of(self.server, "resources")[ERRORS] = errors
         self._errors = make_item(errors)
+        self.lowlevel.add_request_handler("logging/setLevel", types.SetLevelRequestParams, set_log_level)
         self.lowlevel.add_request_handler("resources/list", types.PaginatedRequestParams, self._list_resources)
         check_requests(self.server)
         unsettled = self.rescan()

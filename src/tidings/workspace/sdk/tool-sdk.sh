@@ -168,15 +168,18 @@ _mcp_get() {
 
 # Arguments ----------------------------------------------------------------------------------------------------------
 
-mcp_args_raw() {
-	if [[ -n ${MCP_TOOL_ARGS_JSON:-} ]]; then
-		printf '%s\n' "${MCP_TOOL_ARGS_JSON}"
-	elif [[ -r ${MCP_TOOL_ARGS_FILE:-} ]]; then
-		cat -- "${MCP_TOOL_ARGS_FILE}"
+# _mcp_print_json JSON FILE: print the JSON, or else the content of the file.
+_mcp_print_json() {
+	if [[ -n $1 ]]; then
+		printf '%s\n' "$1"
+	elif [[ -r $2 ]]; then
+		cat -- "$2"
 	else
 		printf '{}\n'
 	fi
 }
+
+mcp_args_raw() { _mcp_print_json "${MCP_TOOL_ARGS_JSON:-}" "${MCP_TOOL_ARGS_FILE:-}"; }
 
 # `.key`, or `.key // default`
 _MCP_SIMPLE='^\.([A-Za-z_][A-Za-z0-9_]*)[[:space:]]*(//[[:space:]]*(empty|"[^"\\]*"|[0-9]+|true|false|null))?[[:space:]]*$'
@@ -212,9 +215,9 @@ mcp_args_get() {
 	fi
 }
 
-# The server does not pass the _meta of a request, so it is empty here.
-mcp_meta_raw() { printf '{}\n'; }
-mcp_meta_get() { MCP_TOOL_ARGS_JSON='{}' mcp_args_get "$@"; }
+# The _meta of the request.
+mcp_meta_raw() { _mcp_print_json "${MCP_TOOL_META_JSON:-}" "${MCP_TOOL_META_FILE:-}"; }
+mcp_meta_get() { MCP_TOOL_ARGS_JSON="${MCP_TOOL_META_JSON:-}" MCP_TOOL_ARGS_FILE="${MCP_TOOL_META_FILE:-}" mcp_args_get "$@"; }
 
 # Print a value between two marks, because $(…) drops line ends at the end. Print nothing for null.
 _MCP_MARKED='if . == null then empty else "=" + tostring + "=" end'
@@ -582,7 +585,10 @@ _mcp_process_line() {
 		fi
 		;;
 	esac
-	[[ -n ${percent} ]] || return 0
+	if [[ -z ${percent} ]]; then
+		_mcp_send_line '{}' # with progressExtendsTimeout, a line that matches restarts the timeout
+		return 0
+	fi
 	percent=$((10#${percent} > 100 ? 100 : 10#${percent}))
 	if [[ -z ${message} ]]; then
 		_mcp_quote "${line:0:200}"
@@ -744,18 +750,87 @@ mcp_download_safe_or_fail() {
 
 # Asking the user ----------------------------------------------------------------------------------------------------
 
-# A tool's process can't ask the user: every question is declined, and MCP_ELICIT_SUPPORTED is 0.
-mcp_elicit() {
-	printf '{"action":"decline","content":null}\n'
+# _mcp_ask QUESTION_JSON [SECONDS]: print {"action":…,"content":…}. A client that can't be asked declines.
+_mcp_ask() {
+	local answer="${MCP_ELICIT_RESPONSE_FILE:-}" waits="${2:-${MCP_ELICIT_DEFAULT_TIMEOUT:-30}}"
+	if [[ ${MCP_ELICIT_SUPPORTED:-0} != 1 || -z ${answer} || -z ${_MCP_FD} ]]; then
+		printf '{"action":"decline","content":null}\n'
+		return
+	fi
+	rm -f -- "${answer}"
+	_mcp_send_line "{\"question\":$1}"
+	[[ ${waits} =~ ^[0-9]+$ ]] || waits=30
+	for ((waits *= 20; waits > 0; waits--)); do
+		if [[ -e ${answer} ]]; then
+			printf '%s\n' "$(<"${answer}")"
+			return
+		fi
+		if mcp_is_cancelled; then
+			printf '{"action":"cancel","content":null}\n'
+			return
+		fi
+		sleep 0.05
+	done
+	printf '{"action":"error","content":null}\n'
 }
 
-mcp_elicit_string() { mcp_elicit; }
-mcp_elicit_confirm() { mcp_elicit; }
-mcp_elicit_choice() { mcp_elicit; }
-mcp_elicit_titled_choice() { mcp_elicit; }
-mcp_elicit_multi_choice() { mcp_elicit; }
-mcp_elicit_titled_multi_choice() { mcp_elicit; }
-mcp_elicit_url() { mcp_elicit; }
+# mcp_elicit MESSAGE SCHEMA_JSON [SECONDS] [MODE]
+mcp_elicit() {
+	local _mcp_quoted
+	_mcp_quote "${1-}"
+	_mcp_ask "{\"message\":${_mcp_quoted},\"schema\":${2:-{\}},\"mode\":\"${4:-form}\"}" "${3-}"
+}
+
+# mcp_elicit_url MESSAGE URL [SECONDS]
+mcp_elicit_url() {
+	local _mcp_quoted message
+	_mcp_quote "${1-}"
+	message="${_mcp_quoted}"
+	_mcp_quote "${2-}"
+	_mcp_ask "{\"message\":${message},\"url\":${_mcp_quoted},\"mode\":\"url\"}" "${3-}"
+}
+
+# _mcp_elicit_field MESSAGE NAME SCHEMA: ask for one required value.
+_mcp_elicit_field() {
+	local _mcp_quoted
+	_mcp_quote "$2"
+	mcp_elicit "$1" "{\"type\":\"object\",\"properties\":{${_mcp_quoted}:$3},\"required\":[${_mcp_quoted}]}"
+}
+
+# Put a JSON array of {"const":…,"title":…} for arguments VALUE:TITLE into _mcp_titled.
+_mcp_make_titled() {
+	local option separator=""
+	_mcp_titled=""
+	for option in "$@"; do
+		_mcp_quote "${option%%:*}"
+		_mcp_titled+="${separator}{\"const\":${_mcp_quoted}"
+		_mcp_quote "${option#*:}"
+		_mcp_titled+=",\"title\":${_mcp_quoted}}"
+		separator=","
+	done
+	_mcp_titled="[${_mcp_titled}]"
+}
+
+mcp_elicit_string() { _mcp_elicit_field "${1-}" "${2:-value}" '{"type":"string"}'; }
+mcp_elicit_confirm() { _mcp_elicit_field "${1-}" confirmed '{"type":"boolean"}'; }
+mcp_elicit_choice() {
+	_mcp_elicit_field "${1-}" choice "{\"type\":\"string\",\"enum\":$(mcp_json_arr "${@:2}")}"
+}
+mcp_elicit_titled_choice() {
+	local _mcp_titled _mcp_quoted
+	_mcp_make_titled "${@:2}"
+	_mcp_elicit_field "${1-}" choice "{\"type\":\"string\",\"oneOf\":${_mcp_titled}}"
+}
+mcp_elicit_multi_choice() {
+	local items
+	items="{\"type\":\"string\",\"enum\":$(mcp_json_arr "${@:2}")}"
+	_mcp_elicit_field "${1-}" choices "{\"type\":\"array\",\"items\":${items}}"
+}
+mcp_elicit_titled_multi_choice() {
+	local _mcp_titled _mcp_quoted
+	_mcp_make_titled "${@:2}"
+	_mcp_elicit_field "${1-}" choices "{\"type\":\"array\",\"items\":{\"anyOf\":${_mcp_titled}}}"
+}
 
 mcp_client_supports_extension() { return 1; }
 mcp_client_supports_ui() { return 1; }
