@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import random
 import socket
@@ -14,6 +15,7 @@ from typing import Any, TypeAlias
 import pytest
 
 from tests.support.waiting import DEADLINE, until
+from tidings.stdio import lines
 from tidings.stdio.lines import BATCH_INTERVAL, LineReader, LineWriter
 
 pytestmark = pytest.mark.anyio
@@ -241,6 +243,33 @@ async def test_lines_are_taken_whole_and_in_order(ends: Ends, server: Server) ->
         assert await server.take() == line
     assert server.ended == 1
     await writing
+
+
+async def test_line_that_is_too_long_is_refused_and_the_next_one_is_read(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lines, "MAX_LINE", 100_000)
+    unread, writing = os.pipe()
+    writer = LineWriter(writing, unexpected)
+    server = Server(ends[0], writer)
+    rest = memoryview(b"g" * 100_000 + b"\n" + b"h" * 1_000_000 + b"\nnext\n")
+
+    async def write(rest: memoryview) -> None:
+        while rest:
+            with suppress(BlockingIOError):
+                rest = rest[os.write(ends[1], rest) :]
+            await asyncio.sleep(0)
+
+    writing_task = asyncio.create_task(write(rest))
+    assert await server.take() == b"g" * 100_000
+    assert await server.take() == b"next"
+    await writing_task
+    await writer.until_empty()
+    answer = json.loads(os.read(unread, 1 << 16))
+    assert answer["error"]["code"] == -32600
+    assert "more than 100000 bytes" in answer["error"]["message"]
+    for end in (unread, writing):
+        os.close(end)
 
 
 async def test_answered_line_is_not_taken(ends: Ends, server: Server) -> None:

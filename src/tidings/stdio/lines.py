@@ -15,7 +15,7 @@ import stat
 from collections import deque
 from collections.abc import Callable
 
-__all__ = ["LineReader", "LineWriter"]
+__all__ = ["MAX_LINE", "LineReader", "LineWriter"]
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +31,9 @@ BATCH_INTERVAL = 0.001
 _MAX_UNHANDLED = 1 << 20
 """Bytes of lines that can wait to be handled. This is much more than a pipe holds: if a client sends a thousand
 requests before it reads the first response, client and server must not wait for each other."""
+
+MAX_LINE = 16 << 20
+"""Bytes of a line: four times what the SDK accepts over HTTP. Without a limit, an unfinished line takes all memory."""
 
 _MAX_UNTAKEN = 64
 """Lines that can wait for `take()`. The caller starts a task for each one."""
@@ -209,6 +212,9 @@ class LineReader:
         self._loop = asyncio.get_running_loop()
         self._incomplete: list[bytes] = []
         """The parts of a line without its end."""
+        self._incomplete_size = 0
+        self._is_too_long = False
+        """Whether the rest of the line is skipped, because it is longer than `MAX_LINE`."""
         self._lines: deque[bytes] = deque()
         """Lines that were not handled yet."""
         self._size = 0
@@ -269,17 +275,33 @@ class LineReader:
             self.end()
         else:
             *lines, rest = data.split(b"\n")
-            if lines and self._incomplete:
+            if lines and self._is_too_long:
+                del lines[0]  # the end of the line that was refused
+                self._is_too_long = False
+            elif lines and self._incomplete:
                 lines[0] = b"".join((*self._incomplete, lines[0]))
                 self._incomplete.clear()
-            if rest:
+            if rest and not self._is_too_long:
+                self._incomplete_size = self._incomplete_size + len(rest) if self._incomplete else len(rest)
                 self._incomplete.append(rest)
+                if self._incomplete_size > MAX_LINE:
+                    self._refuse_line()
             self._lines.extend(lines)
             self._size += sum(map(len, lines))
         if not self._is_waiting:
             self._handle_lines()
         elif self._size >= _MAX_UNHANDLED:
             self._set_reading(False)
+
+    def _refuse_line(self) -> None:
+        """Answer a line that is too long with an error. Its request id is unknown, because it was not parsed."""
+        self._incomplete.clear()
+        self._is_too_long = True
+        logger.warning("refused a line on standard input with more than %d bytes", MAX_LINE)
+        self._writer.write(
+            b'{"jsonrpc":"2.0","id":null,"error":{"code":-32600,"message":'
+            b'"A message has more than %d bytes, the limit on stdio; send less in one message"}}\n' % MAX_LINE
+        )
 
     def _handle_lines(self) -> None:
         """Handle lines while the responses can be written and the other lines are taken."""
