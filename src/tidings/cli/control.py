@@ -12,8 +12,8 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from contextlib import contextmanager, suppress
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ from tidings.errors import TidingsError
 if TYPE_CHECKING:
     from tidings.server.loop_bridge import LoopBridge
 
-__all__ = ["request_control", "serve_control"]
+__all__ = ["Action", "request_control", "serve_control"]
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +31,16 @@ _TIMEOUT = 10.0
 
 _MAX_PATH = 100
 """Bytes of the path of a socket. The limit is 104 to 108, depending on the system."""
+
+
+class Action(StrEnum):
+    """What a command does with durable subscriptions."""
+
+    LIST = "list"
+    ADD = "add"
+    REMOVE = "remove"
+    REVIVE = "revive"
+
 
 Handler = Callable[[dict[str, Any]], dict[str, Any]]
 
@@ -115,6 +125,8 @@ def _accept(listener: socket.socket, bridge: LoopBridge, handle: Handler) -> Non
 
 
 def _respond(bridge: LoopBridge, handle: Handler, request: dict[str, Any]) -> dict[str, Any]:
+    from concurrent.futures import Future
+
     future: Future[dict[str, Any]] = Future()
 
     def run() -> None:

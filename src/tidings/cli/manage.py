@@ -6,25 +6,18 @@ over HTTP manages only its own (`tidings.server.extension`).
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import Any
 
 import msgspec
 
+from tidings.cli.control import Action
 from tidings.errors import TidingsError
 from tidings.server.granted_topics import RequestedTopics
 from tidings.store.durable import SERVER, DurableSubscription, Key, Owner, as_json
 from tidings.store.durable_registry import DurableSubscriptions
 from tidings.webhooks.create import put_server_webhook
 
-__all__ = ["Action", "manage_subscriptions"]
-
-
-class Action(StrEnum):
-    LIST = "list"
-    ADD = "add"
-    REMOVE = "remove"
-    REVIVE = "revive"
+__all__ = ["manage_subscriptions"]
 
 
 def manage_subscriptions(

@@ -11,8 +11,7 @@ import msgspec
 import typer
 
 from tidings.cli.auth import read_secret, read_token
-from tidings.cli.control import request_control
-from tidings.cli.manage import Action, manage_subscriptions
+from tidings.cli.control import Action, request_control
 from tidings.cli.options import Target, Token, TokenFile, is_url
 from tidings.cli.output import fail, print_json_lines, print_stderr, print_stdout, print_table
 from tidings.cli.state import edit_state, find_state, read_state, restore_hub
@@ -147,6 +146,8 @@ def _run_on_folder(folder: Path, action: Action, params: dict[str, Any], owner: 
     request = {"action": action, "params": params, "owner": owner}
     if (answer := request_control(path, request)) is not None:
         return answer
+    from tidings.cli.manage import manage_subscriptions
+
     if action is Action.LIST:
         return manage_subscriptions(_restore(read_state(path)), request, is_running=False)
     with edit_state(path) as (state, batch):
