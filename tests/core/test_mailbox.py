@@ -1,7 +1,7 @@
 """A mailbox is a set of topics, not a queue of events."""
 
 from tests.support.readers import Reader, add, lines
-from tidings import Catalog, Feature, Hub, Journal, Policy, Reason, Version
+from tidings import Catalog, Feature, Hub, Journal, Notification, Policy, Reason, Version
 
 TOOLS, PROMPTS, RESOURCES = Feature
 
@@ -49,6 +49,31 @@ def test_busy_subscriber_gets_net_changes_in_one_notification(catalog: Catalog, 
     [notification] = reader.received
     assert [change.metadata for change in notification.changes] == [{"version": 3}]
     assert notification.complete
+
+
+def test_change_to_an_unknown_content_is_told_once_without_details(catalog: Catalog, hub: Hub, reader: Reader) -> None:
+    """Also to a subscriber that sees no difference between the lists before and after."""
+    add(catalog, "known")
+    prompt = list[Notification]()
+    hub.subscribe(prompt.append, "tools")
+    reader.is_slow = True
+    slow = hub.subscribe(reader.take, "tools")
+    add(catalog, "first")
+    reader.told()
+
+    catalog.tools.mark_changed()
+    catalog.tools.mark_changed()
+    add(catalog, "x")
+    catalog.tools.remove("x")
+    assert [(len(each.changes), each.complete) for each in prompt[1:]] == [(0, False)] * 2 + [(1, True)] * 2
+    assert len({each.version.digest for each in prompt}) == 4
+    hub.wake(slow)
+    [missed] = reader.received
+    assert (missed.changes, missed.complete, missed.version) == ((), False, catalog.version(TOOLS))
+    reader.told()
+    hub.wake(slow)
+    add(catalog, "last")
+    assert reader.told() == [["added last"]], "the journal knows what follows"
 
 
 def test_content_equal_to_told_makes_no_notification(catalog: Catalog, hub: Hub, reader: Reader) -> None:

@@ -109,7 +109,7 @@ print("after", input(), flush=True)
 def test_registries_of_an_mcpserver_are_watched_and_used() -> None:
     server = MCPServer("board")
     woken: list[str] = []
-    internals.watch_mcpserver(server, lambda feature, key: woken.append(feature.value), threading.RLock())
+    internals.watch_mcpserver(server, lambda feature, *change: woken.append(feature.value), threading.RLock())
 
     server.add_tool(hello, name="t")
     server.remove_tool("t")
@@ -142,8 +142,8 @@ async def test_item_in_a_registry_of_an_mcpserver_is_listed() -> None:
 
 def test_registry_of_a_fastmcp_is_watched_and_used() -> None:
     server = FastMCP("board")
-    woken: list[None] = []
-    internals.watch_fastmcp(server, lambda: woken.append(None), threading.RLock())
+    woken: list[Any] = []
+    internals.watch_fastmcp(server, lambda *change: woken.append(change), lambda: woken.append(None), threading.RLock())
     added: list[Any] = [
         Tool.from_function(hello, name="t"),
         Prompt.from_function(hello, name="p"),
@@ -153,7 +153,7 @@ def test_registry_of_a_fastmcp_is_watched_and_used() -> None:
     for component in added:
         before = len(woken)
         internals.add_to_fastmcp(server, component)
-        assert len(woken) == before + 1
+        assert woken[before:] == [(component.key, None, component)]
 
     assert [internals.fastmcp_registry(server)[each.key].key for each in added] == [each.key for each in added]
 
@@ -167,6 +167,7 @@ def test_registry_of_a_fastmcp_is_watched_and_used() -> None:
         before = len(woken)
         remove(key)
         assert len(woken) > before
+        assert woken[-1][2] is None
     assert not internals.fastmcp_registry(server)
 
 
@@ -176,7 +177,7 @@ def test_registry_of_a_fastmcp_is_watched_and_used() -> None:
         lambda items: items.__setitem__("b", 2),
         lambda items: items.__delitem__("a"),
         lambda items: items.pop("a"),
-        lambda items: items.pop("missing", None),
+        lambda items: items.pop("a", None),
         lambda items: items.popitem(),
         lambda items: items.clear(),
         lambda items: items.update({"b": 2}),
@@ -186,8 +187,8 @@ def test_registry_of_a_fastmcp_is_watched_and_used() -> None:
     ],
 )
 def test_watched_dict_reports_every_kind_of_change(change: Any) -> None:
-    calls: list[str | None] = []
-    watched = internals.WatchedDict({"a": 1}, calls.append, threading.RLock())
+    calls: list[Any] = []
+    watched = internals.WatchedDict({"a": 1}, lambda *change: calls.append(change), threading.RLock())
     plain = {"a": 1}
 
     change(watched)

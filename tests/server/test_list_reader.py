@@ -4,15 +4,27 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import mcp_types as types
 import pytest
+from fastmcp import FastMCP
+from fastmcp.prompts import Prompt
+from fastmcp.resources import Resource
+from fastmcp.server.auth import require_scopes
+from fastmcp.server.middleware import Middleware
+from fastmcp.tools import Tool
 from mcp.client import Client
 from mcp.server import Server
+from mcp.server.auth.middleware.auth_context import get_access_token
+from mcp.server.mcpserver import Context, MCPServer
 
 from tests.support.waiting import DEADLINE, until
 from tidings import Live
+from tidings.core.filters import Filter
+from tidings.core.model import Feature, Notification
+from tidings.server import internals
 
 pytestmark = pytest.mark.anyio
 
@@ -63,9 +75,13 @@ async def test_each_failing_list_is_logged(caplog: pytest.LogCaptureFixture) -> 
     async with Client(live.lowlevel):
         with pytest.raises(RuntimeError, match="these are broken"):
             await live.refresh()
+        with pytest.raises(RuntimeError, match="these are broken"):
+            await live.refresh()
     said = [record.getMessage() for record in caplog.records]
-    for name in ("prompts", "resources"):
-        assert f"reading the server's {name} failed, too" in said
+    for name in ("tools", "prompts", "resources"):
+        # Once, because the cause is the same.
+        assert len([text for text in said if f"reading the server's {name} failed" in text]) == 1
+    assert live.failures["reading"] >= 6
 
 
 async def test_list_that_changes_at_every_read_delays_no_other() -> None:
@@ -90,17 +106,177 @@ async def test_failed_list_is_retried_once() -> None:
     async with Client(lists.server) as client:
         await client.list_prompts()
         lists.is_broken = True
-        for _ in range(50):
-            with suppress(RuntimeError):
-                await lists.live.refresh("tools")
         loop: Any = asyncio.get_running_loop()
-        retries = [
-            each for each in loop._scheduled if not each.cancelled() and each._callback == lists.live.list_reader.wake
-        ]
-        assert len(retries) <= 1
+        await fail_to_read(lists)
+        assert len(scheduled_reads(lists)) == 1
         assert lists.live.missing_for_readiness() == ["tools"]
         lists.is_broken = False
         await until(lambda: not lists.live.missing_for_readiness())
+        # A list that fails again and again is read ever less often, and soon again after a success.
+        lists.is_broken = True
+        delays = []
+        for _ in range(50):
+            await fail_to_read(lists)
+            (retry,) = scheduled_reads(lists)
+            delays.append(retry.when() - loop.time())
+        assert delays[0] < 2 < delays[2]
+        assert 30 < delays[-1] <= 60
+        lists.is_broken = False
+        await lists.live.refresh("tools")
+        lists.is_broken = True
+        await fail_to_read(lists)
+        (retry,) = scheduled_reads(lists)
+        assert retry.when() - loop.time() < 2
+
+
+async def fail_to_read(lists: Lists) -> None:
+    with suppress(RuntimeError):
+        await lists.live.refresh("tools")
+
+
+def scheduled_reads(lists: Lists) -> list[Any]:
+    loop: Any = asyncio.get_running_loop()
+    reader = lists.live.list_reader
+    return [each for each in loop._scheduled if not each.cancelled() and each._callback == reader.read_again]
+
+
+# Lists that can't be read, or that differ by caller
+
+
+class PerCaller(MCPServer[Any]):
+    """Lists the tools whose name starts with `hidden` only to a caller with a token, or fails without one."""
+
+    must_have_token = False
+
+    async def list_tools(self) -> list[types.Tool]:
+        if self.must_have_token and get_access_token() is None:
+            raise PermissionError("no token")
+        return [tool for tool in await super().list_tools() if not tool.name.startswith("hidden")]
+
+
+def is_plain(notification: Notification) -> bool:
+    """Return whether a notification says only that its list is another one."""
+    return not notification.changes and not notification.complete
+
+
+async def until_told(told: list[Notification], count: int) -> None:
+    await until(lambda: len(told) >= count)
+    assert len(told) == count
+
+
+@pytest.mark.parametrize("must_have_token", [True, False])
+async def test_change_that_can_not_be_read_is_told_once_without_details(
+    must_have_token: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = PerCaller("per caller")
+    live = Live(server)
+    async with Client(server):
+        server.must_have_token = must_have_token
+        told: list[Notification] = []
+        filtered: list[Notification] = []
+        live.hub.subscribe(told.append, "tools")
+        live.hub.subscribe(filtered.append, "tools", filter=Filter(names=("other*",)))
+        for name in ("hidden1", "hidden2", "hidden3"):
+            server.add_tool(lambda: "", name=name)
+            await until_told(told, len(told) + 1)
+        server.remove_tool("hidden1")
+        await until_told(told, 4)
+        assert all(map(is_plain, told))
+        assert len({each.version.digest for each in told}) == 4
+        assert [each.version for each in filtered] == [each.version for each in told]
+        # An equal item, and a further attempt to read the list, are no change.
+        live.list_reader.read_again(Feature.TOOLS)
+        if not must_have_token:
+            live.tools.add(live.server._tool_manager.get_tool("hidden2"), replace=True)
+        await until(lambda: live.list_reader.is_loaded)
+        if must_have_token:
+            assert live.failures["reading"] >= 5
+            assert len([each for each in caplog.records if "no token" in str(each.exc_info)]) == 1
+        server.must_have_token = False
+        server.add_tool(lambda: "", name="seen")
+        await until_told(told, 5)
+        assert [change.key for change in told[-1].changes] == ["seen"]
+
+
+async def test_user_notification_of_a_list_per_caller_is_passed_on() -> None:
+    server = PerCaller("per caller")
+
+    @server.tool()
+    async def announce(ctx: Context[Any, Any]) -> None:
+        await ctx.notify_tools_changed()
+
+    live = Live(server)
+    async with Client(server) as client:
+        told: list[Notification] = []
+        await live.refresh()
+        live.hub.subscribe(told.append, "tools")
+        await client.call_tool("announce", {})
+        await until_told(told, 1)
+        assert is_plain(told[0])
+
+
+async def test_fastmcp_tool_that_needs_a_scope_is_told_without_details() -> None:
+    server = FastMCP("scopes")
+    live = Live(server)
+    server.tool(lambda: "", name="public")
+    async with Client(live.lowlevel) as client:
+        await client.list_tools()
+        told: list[Notification] = []
+        live.hub.subscribe(told.append, "tools")
+        hidden = Tool.from_function(lambda: "", name="hidden", auth=require_scopes("admin"))
+        server.add_tool(hidden)
+        await until_told(told, 1)
+        server.local_provider.remove_tool("hidden")
+        await until_told(told, 2)
+        assert all(map(is_plain, told))
+        server.add_tool(Tool.from_function(lambda: "", name="seen"))
+        await until_told(told, 3)
+        assert [change.key for change in told[2].changes] == ["seen"]
+
+
+async def test_restart_with_the_same_hidden_items_is_no_change(tmp_path: Path) -> None:
+    """Items that are registered before the first read are compared with those before the restart."""
+    versions = []
+    for _ in range(2):
+        server = PerCaller("per caller")
+        live = Live(server, store=tmp_path / "state")
+        for name in ("hidden", "seen"):
+            server.add_tool(lambda: "", name=name)
+        async with Client(server) as client:
+            await client.list_tools()
+            versions.append(live.catalog.tools.version.digest)
+        live.close()
+    assert len(set(versions)) == 1
+
+
+class CountingMiddleware(Middleware):
+    def __init__(self) -> None:
+        self.methods: list[str | None] = []
+
+    async def on_request(self, context: Any, call_next: Any) -> Any:
+        self.methods.append(context.method)
+        return await call_next(context)
+
+
+async def test_change_of_a_fastmcp_reads_only_its_own_feature() -> None:
+    server, counting = FastMCP("board"), CountingMiddleware()
+    server.add_middleware(counting)
+    live = Live(server)
+    added: list[tuple[Any, list[str]]] = [
+        (Tool.from_function(lambda: "", name="t"), ["tools/list"]),
+        (Prompt.from_function(lambda: "", name="p"), ["prompts/list"]),
+        (Resource.from_function(lambda: "", uri="a://r"), ["resources/list", "resources/templates/list"]),
+    ]
+    async with Client(live.lowlevel) as client:
+        await client.list_tools()
+        for component, methods in added:
+            counting.methods.clear()
+            told: list[Notification] = []
+            live.hub.subscribe(told.append, *Feature)
+            internals.add_to_fastmcp(server, component)
+            await until_told(told, 1)
+            await until(lambda: live.list_reader.is_loaded)
+            assert counting.methods == methods
 
 
 async def test_refresh_from_another_loop_reads_on_the_server_loop() -> None:

@@ -128,10 +128,10 @@ async def test_list_during_a_change_by_another_thread_has_its_version() -> None:
     assert isinstance(tools, WatchedDict)
     is_changed, is_listed, tell = threading.Event(), threading.Event(), tools._changed
 
-    def tell_late(key: str | None) -> None:
+    def tell_late(*change: Any) -> None:
         is_changed.set()
         is_listed.wait(0.3)  # the request may wait for this in turn
-        tell(key)
+        tell(*change)
 
     tools._changed = tell_late
     thread = threading.Thread(target=lambda: server.add_tool(lambda: "", name="new"))

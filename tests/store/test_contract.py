@@ -101,6 +101,31 @@ def test_journal_keeps_the_item_before_each_change_in_one_batch_and_over_several
     assert titles == [None, "", "1", "2", "3", None, ""]
 
 
+@pytest.mark.parametrize("is_published", [True, False])
+def test_change_to_an_unknown_content_is_kept_as_a_version_without_a_journal(
+    server: StoredServer, is_published: bool
+) -> None:
+    """The commit may be written before it is published, and then the journal in memory still has the older changes."""
+    tools = server.catalog.tools
+    tools.add({"name": "a"})
+    server.write()
+    if not is_published:
+        server.catalog.publisher = None
+    tools.update("a", title="1")
+    changed = tools.mark_changed()[-1]
+    server.write()
+    server.restart()
+    assert server.catalog.version(TOOLS) == changed.version
+    assert server.catalog.tools.get("a") == {"name": "a", "title": "1"}
+    assert server.journal.floors()[TOOLS] == changed.revision
+    assert server.journal.since(changed.revision, TOOLS) == []
+    # A client that was told the version before must not take the same items for the same list.
+    tools = server.catalog.tools
+    tools.add({"name": "b"})
+    tools.remove("b")
+    assert tools.version.digest == changed.version.digest != changed.previous.digest
+
+
 def test_second_server_is_refused(server: StoredServer, create_server: CreateServer) -> None:
     with pytest.raises(StoreBusy, match="in use by another server"):
         create_server()

@@ -114,7 +114,7 @@ class Catalog:
             for item in items:
                 self.items(item.feature)._restore(item)
             for feature, version in versions.items():
-                self.items(feature)._version = version
+                self.items(feature)._restore_version(version)
             self.resources._contents.update(contents)
             self.resources.forgotten = forgotten
             self._revision = revision
@@ -189,6 +189,8 @@ class Items:
         """Whether the present batch changed something here."""
         self._touched: dict[str, Item | None] = {}
         """The items before the batch, by key."""
+        self._has_unknown_change = False
+        """Whether the present batch has a change that could not be read."""
 
     @property
     def is_restored(self) -> bool:
@@ -268,6 +270,14 @@ class Items:
                 self._put(key, item)
         return changes
 
+    def mark_changed(self) -> Sequence[Change]:
+        """Publish that the list has changed to a content that could not be read, or that only some callers see.
+
+        Every subscriber gets one notification without details."""
+        with self._catalog.batch() as changes:
+            self.is_touched = self._has_unknown_change = True
+        return changes
+
     def get(self, key: str) -> dict[str, Any] | None:
         """Return a copy of the definition of an item."""
         item = self._items.get(key)
@@ -296,6 +306,10 @@ class Items:
     def _restore(self, item: Item) -> None:
         self._items[item.key] = item
         self._list_digest.add(item.hash)
+
+    def _restore_version(self, version: Version) -> None:
+        self._version = version
+        self._list_digest.unknown = digest.split_digest(version.digest)[1]
 
     def _put(self, key: str, item: Item | None) -> None:
         """Set or remove an item, and keep the item before for the commit."""
@@ -344,22 +358,31 @@ class Items:
             if after is not None:
                 self._list_digest.add(after.hash)
             self._catalog._revision += 1
-            previous, self._version = self._version, Version(self._catalog._revision, self._list_digest.hexdigest())
-            changes.append(
-                Change(
-                    topic=self.feature,
-                    operation=operation_between(before, after),
-                    key=key,
-                    version=self._version,
-                    previous=previous,
-                    time=now,
-                    origin=self._catalog.origin,
-                    trace=self._catalog._cause,
-                    item=after,
-                    before=before,
-                )
-            )
+            changes.append(self._next_change(operation_between(before, after), key, now, after, before))
         self._touched.clear()
+        if self._has_unknown_change:
+            self._has_unknown_change = False
+            self._catalog._revision += 1
+            self._list_digest.unknown = digest.revision_digest(self._catalog._revision, self._catalog.life)
+            changes.append(self._next_change(Operation.UPDATED, "", now, None, None))
+
+    def _next_change(
+        self, operation: Operation, key: str, now: float, item: Item | None, before: Item | None
+    ) -> Change:
+        """Return the change that leads to the present items and revision, and set the version to its own."""
+        previous, self._version = self._version, Version(self._catalog._revision, self._list_digest.hexdigest())
+        return Change(
+            topic=self.feature,
+            operation=operation,
+            key=key,
+            version=self._version,
+            previous=previous,
+            time=now,
+            origin=self._catalog.origin,
+            trace=self._catalog._cause,
+            item=item,
+            before=before,
+        )
 
 
 class Resources(Items):
@@ -445,6 +468,6 @@ class Resources(Items):
         self._updates.clear()
         while len(contents) > catalog.policy.max_contents:
             self.forgotten = contents.pop(next(iter(contents))).revision
-        if self._touched:
+        if self._touched or self._has_unknown_change:
             super()._add_net_changes(now, changes)
         self.is_touched = False

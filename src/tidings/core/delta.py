@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from tidings.core.digest import ListDigest, canonical, item_hash
+from tidings.core.digest import ListDigest, canonical, item_hash, split_digest
 from tidings.core.model import Feature, item_key
 
 __all__ = ["Copy", "apply_patch", "merge_patch"]
@@ -41,7 +41,7 @@ class Copy:
         if not summary.get("complete"):
             return False
         changes = summary.get("changes", [summary] if "operation" in summary else [])
-        return all(map(self._apply, changes)) and bool(self.digest == summary["digest"])
+        return all(map(self._apply, changes)) and self.digest == split_digest(summary["digest"])[0]
 
     def _apply(self, change: Mapping[str, Any]) -> bool:
         key = change[self.feature.key_field]

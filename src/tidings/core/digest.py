@@ -9,7 +9,8 @@ exponent (`1` is not `1.0`). Such a number has the fewest digits that identify i
 
 *A list's digest* is over the set of its items' hashes: their sum modulo 2^256 (an additive multiset hash) and their
 number, hashed once more to 128 bits. Adding, removing or replacing one item is one addition or subtraction, whatever
-the length of the list, and the order of the items does not matter.
+the length of the list, and the order of the items does not matter. If a list changed in a way that the server could not
+read, a point and the revision of the last such change follow: every such change is a new digest.
 
 *A content's digest* is over the etag that its server gave, or contains the revision if there is none.
 
@@ -33,6 +34,7 @@ __all__ = [
     "content_digest",
     "item_hash",
     "revision_digest",
+    "split_digest",
 ]
 
 _MODULUS = 1 << 256
@@ -53,11 +55,13 @@ def item_hash(definition: Any, feature: Feature | None = None) -> bytes:
 class ListDigest:
     """The digest of a list, updated item by item."""
 
-    __slots__ = ("_count", "_sum")
+    __slots__ = ("_count", "_sum", "unknown")
 
     def __init__(self) -> None:
         self._sum = 0
         self._count = 0
+        self.unknown = ""
+        """The digest of the last change whose content is unknown; empty if there was none."""
 
     def add(self, item: bytes) -> None:
         self._sum = (self._sum + int.from_bytes(item, "big")) % _MODULUS
@@ -68,7 +72,15 @@ class ListDigest:
         self._count -= 1
 
     def hexdigest(self) -> str:
-        return blake2b(self._sum.to_bytes(32, "big") + self._count.to_bytes(8, "big"), digest_size=16).hexdigest()
+        items = self._sum.to_bytes(32, "big") + self._count.to_bytes(8, "big")
+        digest = blake2b(items, digest_size=16).hexdigest()
+        return f"{digest}.{self.unknown}" if self.unknown else digest
+
+
+def split_digest(digest: str) -> tuple[str, str]:
+    """Return the two parts of a list's digest: of its items, and of the last change whose content is unknown."""
+    items, _, unknown = digest.partition(".")
+    return items, unknown
 
 
 EMPTY = ListDigest().hexdigest()

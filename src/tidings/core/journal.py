@@ -85,6 +85,10 @@ class Journal:
         floors: dict[Feature | None, int] = {feature: part.floor for feature, part in self._lists.items()}
         return floors | {None: self._contents.floor}
 
+    def forget(self, feature: Feature, revision: int) -> None:
+        """Discard the changes of a list up to a revision, which is its newest."""
+        self._lists[feature] = _Part(revision)
+
     def expire(self, now: float) -> None:
         """Discard the changes that are older than the policy allows."""
         for part in self._parts():

@@ -160,7 +160,9 @@ class Item(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class Change(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """One operation on one item, or on the content of one resource, and the resulting version of the topic."""
+    """One operation on one item, or on the content of one resource, and the resulting version of the topic.
+
+    A change of a list without an item says only that the list is another one: see `is_unknown`."""
 
     topic: Topic
     operation: Operation
@@ -185,6 +187,11 @@ class Change(msgspec.Struct, frozen=True, gc=False, array_like=True):
     @property
     def digest(self) -> str:
         return self.version.digest
+
+    @property
+    def is_unknown(self) -> bool:
+        """Whether a list changed to a content that the server could not read."""
+        return self.item is None and self.before is None and isinstance(self.topic, Feature)
 
 
 def operation_between(before: Item | None, after: Item | None) -> Operation:

@@ -75,6 +75,11 @@ class Notifications:
             while len(contents) > self._max_contents:
                 del contents[next(iter(contents))]
         else:
+            if any(change.is_unknown for change in changes):
+                # As if the journal were too short: everybody who knows an earlier version has to refetch.
+                self.journal.forget(topic, version.revision)
+                since = UNKNOWN_REVISION
+                notification = Notification(topic, version, (), since=since, complete=False)
             self._versions[topic] = version
             self._cache[topic] = {(since, None): notification}
             self._hidden[topic] = {}

@@ -72,7 +72,9 @@ class ChangeEvents:
     def _report(self, event: object) -> bool:
         """Wake up. Return False if the event says nothing of a change."""
         if (feature := _FEATURES.get(type(event))) is not None:
-            self._wake(feature)
+            # An `MCPServer` whose list the user replaced shows each caller its own, and only the user knows that it has
+            # changed. The others would be told twice of a change that was read before this event.
+            self._wake(feature, changed=(None,) if self._source.has_shared_lists else ())
         elif isinstance(event, ResourceUpdated | types.ResourceUpdatedNotification):
             uri = event.uri if isinstance(event, ResourceUpdated) else str(event.params.uri)
             self._hub.catalog.resources.updated(self._source.normalize_uri(uri))

@@ -24,6 +24,7 @@ __all__ = [
     "check_component",
     "copy_component",
     "invalid_json",
+    "is_same_component",
     "make_component",
 ]
 
@@ -133,6 +134,16 @@ def check_component(
 def _changeable_fields(kind: type[BaseModel]) -> frozenset[str]:
     """Return the fields that an update may change: those of the definition, not the function."""
     return _CHANGEABLE.intersection(kind.model_fields)
+
+
+def is_same_component(before: Any, after: Any, to_definition: Callable[[Any], BaseModel]) -> bool:
+    """Return whether an item was replaced by an equal one, which every caller sees as the one before."""
+    if before is None or after is None or getattr(before, "auth", None) is not getattr(after, "auth", None):
+        return False
+    try:
+        return encode(to_definition(before)) == encode(to_definition(after))
+    except (ValueError, TypeError, AttributeError):  # an invalid item
+        return False
 
 
 def already_exists(feature: Feature, key: str) -> AlreadyExists:

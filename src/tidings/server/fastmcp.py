@@ -18,6 +18,7 @@ from tidings.server.components import (
     already_exists,
     check_component,
     copy_component,
+    is_same_component,
     make_component,
 )
 from tidings.server.definitions import key_of
@@ -37,11 +38,18 @@ class FastMCPSource(Source):
     def watch(self, catalog: Catalog, wake: Wake) -> None:
         self._resources = catalog.resources
 
+        def on_change(key: str | None, before: Any, after: Any) -> None:
+            component = before if after is None else after
+            features = [each for each in Feature if key is None or isinstance(component, self._kinds().of(each))]
+            is_same = key is not None and is_same_component(before, after, _to_definition)
+            for feature in features:
+                wake(feature, changed=() if is_same else (None if key is None else key_of(component),))
+
         def wake_all() -> None:
             for feature in Feature:
                 wake(feature)
 
-        internals.watch_fastmcp(self.server, wake_all, catalog.lock)
+        internals.watch_fastmcp(self.server, on_change, wake_all, catalog.lock)
 
     def has_user_middleware(self) -> bool:
         from fastmcp.server.middleware.dereference import DereferenceRefsMiddleware

@@ -223,22 +223,27 @@ def add_to_fastmcp(server: FastMCP[Any], component: Any) -> None:
 
 
 def watch_mcpserver(
-    server: MCPServer[Any], wake: Callable[[Feature, str | None], None], lock: AbstractContextManager[Any]
+    server: MCPServer[Any],
+    changed: Callable[[Feature, str | None, Any, Any], None],
+    lock: AbstractContextManager[Any],
 ) -> None:
-    """Call `wake` with the feature and the changed key (None: any) after each change of a registry.
+    """Call `changed` after each change of a registry, with the feature and the arguments of `OnChange`.
 
     From now on, each change of a registry holds the lock."""
     tools, prompts, resources = server._tool_manager, server._prompt_manager, server._resource_manager
-    tools._tools = WatchedDict(tools._tools, partial(wake, Feature.TOOLS), lock)
-    prompts._prompts = WatchedDict(prompts._prompts, partial(wake, Feature.PROMPTS), lock)
-    resources._resources = WatchedDict(resources._resources, partial(wake, Feature.RESOURCES), lock)
-    resources._templates = WatchedDict(resources._templates, partial(wake, Feature.RESOURCES), lock)
+    tools._tools = WatchedDict(tools._tools, partial(changed, Feature.TOOLS), lock)
+    prompts._prompts = WatchedDict(prompts._prompts, partial(changed, Feature.PROMPTS), lock)
+    resources._resources = WatchedDict(resources._resources, partial(changed, Feature.RESOURCES), lock)
+    resources._templates = WatchedDict(resources._templates, partial(changed, Feature.RESOURCES), lock)
 
 
-def watch_fastmcp(server: FastMCP[Any], wake: Callable[[], None], lock: AbstractContextManager[Any]) -> None:
-    """Call `wake` after each change of what a server lists: of its registry, providers, transforms and middleware."""
+def watch_fastmcp(
+    server: FastMCP[Any], changed: OnChange, wake: Callable[[], None], lock: AbstractContextManager[Any]
+) -> None:
+    """Call `changed` after each change of the registry of a server, and `wake` after a change of its providers,
+    transforms and middleware."""
     provider = server.local_provider
-    provider._components = WatchedDict(provider._components, lambda key: wake(), lock)
+    provider._components = WatchedDict(provider._components, changed, lock)
     # These methods are replaced, because FastMCP keeps what they add in several places, and reports no change.
     for name in ("add_provider", "mount", "add_transform", "enable", "disable", "add_middleware"):
         _call_after(server, name, wake)
@@ -272,27 +277,32 @@ def fastmcp_endpoint(app: Any) -> Any:
     raise LookupError("this version of FastMCP has no streamable HTTP endpoint where Tidings looks for it")
 
 
+OnChange = Callable[[str | None, Any, Any], None]
+"""Called with a key and its values before and after a change; None for no value. Without a key, any may have
+changed."""
+
+
 class WatchedDict(dict[str, Any]):
-    """A dict that calls a function after each change, with the key or None.
+    """A dict that calls a function after each change.
 
     The change and the call hold one lock, so that a holder of the lock never sees a change before its call."""
 
-    def __init__(
-        self, items: dict[str, Any], changed: Callable[[str | None], None], lock: AbstractContextManager[Any]
-    ) -> None:
+    def __init__(self, items: dict[str, Any], changed: OnChange, lock: AbstractContextManager[Any]) -> None:
         super().__init__(items)
         self._changed = changed
         self._lock = lock
 
     def __setitem__(self, key: str, value: Any) -> None:
         with self._lock:
+            before = self.get(key)
             super().__setitem__(key, value)
-            self._changed(key)
+            self._changed(key, before, value)
 
     def __delitem__(self, key: str) -> None:
         with self._lock:
+            before = self.get(key)
             super().__delitem__(key)
-            self._changed(key)
+            self._changed(key, before, None)
 
     def __ior__(self, other: Any) -> WatchedDict:  # type: ignore[override, misc]  # dict's own is an overload for pairs
         self.update(other)
@@ -300,28 +310,31 @@ class WatchedDict(dict[str, Any]):
 
     def pop(self, *args: Any) -> Any:
         with self._lock:
+            is_known = args[0] in self
             value = super().pop(*args)
-            self._changed(args[0])
+            if is_known:
+                self._changed(args[0], value, None)
             return value
 
     def popitem(self) -> tuple[str, Any]:
         with self._lock:
             item = super().popitem()
-            self._changed(item[0])
+            self._changed(*item, None)
             return item
 
     def clear(self) -> None:
         with self._lock:
             super().clear()
-            self._changed(None)
+            self._changed(None, None, None)
 
     def update(self, *args: Any, **kwargs: Any) -> None:
         with self._lock:
             super().update(*args, **kwargs)
-            self._changed(None)
+            self._changed(None, None, None)
 
     def setdefault(self, key: str, default: Any = None) -> Any:
         with self._lock:
+            before = self.get(key)
             value = super().setdefault(key, default)
-            self._changed(key)
+            self._changed(key, before, value)
             return value

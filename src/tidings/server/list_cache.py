@@ -182,7 +182,7 @@ class ListCache:
             del self._responses[next(iter(self._responses))]
         self._responses[key] = CachedResponse(state, time.monotonic() + self._memory(key), headers, head, tail)
         if previous is not None and previous.state == state and previous.tail != tail and method != DISCOVER:
-            self._reader.wake(LIST_METHODS[method].feature)
+            self._reader.read_again(LIST_METHODS[method].feature)
 
     def _memory(self, key: Key) -> float:
         """Return for how many seconds the response that has just been made is used."""

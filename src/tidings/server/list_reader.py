@@ -11,7 +11,9 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 import anyio
@@ -23,7 +25,7 @@ from mcp_types import CLIENT_CAPABILITIES_META_KEY, METHOD_NOT_FOUND, PROTOCOL_V
 from mcp_types.version import LATEST_MODERN_VERSION
 
 from tidings.core.hub import Hub
-from tidings.core.model import Feature
+from tidings.core.model import Change, Feature
 from tidings.core.tracer import READ_LIST
 from tidings.errors import InvalidItem, TidingsError
 from tidings.server.definitions import distinct
@@ -38,8 +40,11 @@ logger = logging.getLogger(__name__)
 UNKNOWN: Final = object()
 """The state of the server's lifespan before it is known."""
 
-_RETRY_DELAY = 1.0
-"""Seconds until a list that could not be read is read again."""
+_RETRY_DELAY, _MAX_RETRY_DELAY = 1.0, 60.0
+"""Seconds until a list that could not be read is read again; the delay doubles each time."""
+
+_MAX_LOGGED = 64
+"""Causes of failed reads that are logged before a read succeeds. A message may contain a time, for example."""
 
 _MAX_PAGES = 10_000
 """Pages of one list. A paginator that never ends must not keep the reader busy forever."""
@@ -62,7 +67,14 @@ class ListReader:
         """The lists that are being read, and since when."""
         self._causes: dict[Feature, Mapping[str, str]] = {}
         """The traces of the calls that changed stale lists."""
+        self._noticed: dict[Feature, set[str | None]] = {}
+        """The lists that a source said may have changed since the last request for them, with the keys of items that
+        did change and were not in the catalog. Needs the catalog's lock."""
         self._retries: dict[Feature, asyncio.TimerHandle] = {}
+        self._failures: Counter[Feature] = Counter()
+        """The reads that failed since the last one that succeeded."""
+        self._logged: dict[Feature, set[str]] = {feature: set() for feature in Feature}
+        """The causes of these failures."""
         self._reading = asyncio.Lock()
         self._is_late = False
         """Whether a read takes longer than a request waits for it."""
@@ -81,7 +93,7 @@ class ListReader:
         """Watch the source, and read the lists as far as that is possible without an event loop."""
         self._source.watch(self._catalog, self.wake)
         for feature in Feature:
-            self.wake(feature)
+            self.read_again(feature)
 
     def serves(self, feature: Feature) -> bool:
         """Return whether the server has a handler that lists this feature."""
@@ -122,20 +134,31 @@ class ListReader:
         self._stale.update(map(Feature, features or Feature))
         await self._bridge.run(self._read_stale)
 
-    def wake(self, feature: Feature, key: str | None = None) -> None:
-        """Read a list again, or one item of it, because it may have changed.
+    def wake(self, feature: Feature, key: str | None = None, *, changed: Collection[str | None] = ()) -> None:
+        """Read a list again, or one item of it, because the source says that it may have changed.
 
+        If the list can't be read, or shows nothing of the items that did change, clients are notified without details.
         The server's own methods call this, in any thread. It does not raise."""
+        with self._catalog.lock:
+            # First, because the read pops it. A list that can be read immediately needs none.
+            noticed = self._noticed.setdefault(feature, set())
+            noticed.update(each for each in changed if each is None or each not in self._catalog.items(feature))
+        self.read_again(feature, key)
+
+    def read_again(self, feature: Feature, key: str | None = None) -> None:
+        """Read a list again, or one item of it. It does not raise."""
         try:
             # With the lock, so that an older read can't overwrite a newer one.
             with self._catalog.lock:
                 # The user may register items after `Live()`: until a client comes, keep what the store remembers.
                 is_early = not self._bridge.is_bound and self._catalog.items(feature).is_restored
                 if key is not None and (is_early or feature not in self._stale):
+                    self._noticed.pop(feature, None)
                     self._read_item(feature, key)
                     return
                 listed = self._source.read_items(feature, self._report)
                 if listed is not None:
+                    self._noticed.pop(feature, None)
                     self._stale -= set() if is_early else {feature}
                     self._replace(feature, listed, remove_others=not is_early)
                     return
@@ -144,11 +167,9 @@ class ListReader:
                 self._causes[feature] = cause
             if self._lifespan is not UNKNOWN:
                 self._bridge.call_soon(self._read_soon)
-        except Exception:  # the user's add_tool() must not fail because of this
+        except Exception as error:  # the user's add_tool() must not fail because of this
             self._stale.add(feature)
-            self._unread.add(feature)
-            self._hub.counts.failures["reading"] += 1
-            logger.exception("reading %s failed; it will be read again", feature.value)
+            self._record_failure(feature, error)
 
     async def request(self, method: str, version: str) -> dict[str, Any]:
         """Return the result of a list request by a modern client without capabilities."""
@@ -168,10 +189,8 @@ class ListReader:
             self._bridge.start_task(self._read_and_log_errors())
 
     async def _read_and_log_errors(self) -> None:
-        try:
+        with suppress(Exception):  # which was logged
             await self._read_stale()
-        except Exception:  # the next wake-up or client tries again
-            logger.exception("reading the server's lists failed; they will be read again")
 
     async def _read_stale(self) -> None:
         async with self._reading:
@@ -180,8 +199,8 @@ class ListReader:
                 try:
                     await self._read_feature(feature)
                 except Exception as error:  # a list that fails must not prevent the others from being read
-                    if errors:  # only the first is raised
-                        logger.error("reading the server's %s failed, too", feature.value, exc_info=error)
+                    self._record_failure(feature, error)
+                    self._retry(feature)
                     errors.append(error)
             if errors:
                 raise errors[0]
@@ -189,6 +208,7 @@ class ListReader:
     async def _read_feature(self, feature: Feature) -> None:
         with self._catalog.lock:
             if (listed := self._source.read_items(feature, self._report)) is not None:
+                self._noticed.pop(feature, None)
                 self._stale.discard(feature)
                 self._replace(feature, listed)
                 return
@@ -198,21 +218,44 @@ class ListReader:
         self._started[feature] = time.monotonic()
         self._stale.discard(feature)
         cause = self._causes.pop(feature, None)
+        with self._catalog.lock:
+            noticed = self._noticed.pop(feature, None)
+        items = self._catalog.items(feature)
+        # The first read after a restart compares with the items from before, whoever sees them.
+        hidden: Collection[str | None] = noticed or () if items.was_read else ()
         try:
             with self._hub.tracer.span(READ_LIST, cause=cause, feature=feature.value):
-                self._replace(feature, await self._request_items(feature))
+                changes = self._replace(feature, await self._request_items(feature))
         except Exception:
-            self._unread.add(feature)
-            self._retry(feature)
+            if noticed is not None:
+                items.mark_changed()
             raise
         finally:
             self._started.pop(feature, None)
+        if not changes and any(key is None or key not in items for key in hidden):
+            items.mark_changed()
 
     def _retry(self, feature: Feature) -> None:
         """Read the list again after a delay; not at every request, because a list that fails may be expensive."""
         if (retry := self._retries.pop(feature, None)) is not None:
             retry.cancel()
-        self._retries[feature] = asyncio.get_running_loop().call_later(_RETRY_DELAY, self.wake, feature)
+        delay = min(_RETRY_DELAY * 2 ** min(self._failures[feature] - 1, 16), _MAX_RETRY_DELAY)
+        self._retries[feature] = asyncio.get_running_loop().call_later(delay, self.read_again, feature)
+
+    def _record_failure(self, feature: Feature, error: Exception) -> None:
+        """Count a failed read, and log its cause once."""
+        self._unread.add(feature)
+        self._failures[feature] += 1
+        self._hub.counts.failures["reading"] += 1
+        cause, logged = f"{type(error).__name__}: {error}", self._logged[feature]
+        if cause not in logged and len(logged) < _MAX_LOGGED:
+            logged.add(cause)
+            logger.error(
+                "reading the server's %s failed. Until it succeeds, clients are notified of changes without details. "
+                "Later attempts that fail with the same error are counted, and not logged",
+                feature.value,
+                exc_info=error,
+            )
 
     async def _request_items(self, feature: Feature) -> list[dict[str, Any]]:
         items: list[dict[str, Any]] = []
@@ -263,10 +306,16 @@ class ListReader:
         if key in items:
             items.remove(key)
 
-    def _replace(self, feature: Feature, listed: Iterable[dict[str, Any]], *, remove_others: bool = True) -> None:
+    def _replace(
+        self, feature: Feature, listed: Iterable[dict[str, Any]], *, remove_others: bool = True
+    ) -> Sequence[Change]:
         items = self._catalog.items(feature)
-        items.replace(distinct(feature, listed), on_invalid=self._report, remove_others=remove_others)
+        changes = items.replace(distinct(feature, listed), on_invalid=self._report, remove_others=remove_others)
         self._unread.discard(feature)
+        if self._failures.pop(feature, 0):
+            self._logged[feature].clear()
+            logger.info("the server's %s can be read again", feature.value)
+        return changes
 
     def _report(self, error: InvalidItem) -> None:
         """Log an invalid item, once. It is left out of the catalog."""

@@ -20,6 +20,7 @@ from tidings.server.components import (
     check_component,
     copy_component,
     invalid_json,
+    is_same_component,
     make_component,
 )
 from tidings.server.definitions import as_dict, encode, key_of, to_definition
@@ -46,11 +47,13 @@ class MCPServerSource(Source):
         lock."""
 
     def watch(self, catalog: Catalog, wake: Wake) -> None:
-        internals.watch_mcpserver(
-            self.server,
-            lambda feature, key: wake(feature, key if self._is_readable(feature) else None),
-            catalog.lock,
-        )
+        def on_change(feature: Feature, key: str | None, before: Any, after: Any) -> None:
+            if self._is_readable(feature):
+                wake(feature, key)
+            else:
+                wake(feature, changed=() if is_same_component(before, after, to_definition) else (key,))
+
+        internals.watch_mcpserver(self.server, on_change, catalog.lock)
 
     def is_list_shared(self, method: str) -> bool:
         return internals.has_standard_list(self.server, method)

@@ -8,8 +8,8 @@ thread. Other servers can only be read with list requests, on an event loop.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Protocol
 
 from mcp.server import Server
 
@@ -19,8 +19,14 @@ from tidings.errors import InvalidItem, TidingsError
 
 __all__ = ["OnInvalid", "Source", "Wake", "source_of"]
 
-Wake = Callable[..., None]
-"""Called with a feature that may have changed, and with the key of the item, if only that may have changed."""
+
+class Wake(Protocol):
+    """Called when a list may have changed."""
+
+    def __call__(self, feature: Feature, key: str | None = None, *, changed: Collection[str | None] = ()) -> None:
+        """`key` is that of the item, if only that may have changed, and can be read with `read_item`. `changed` are the
+        keys of items that did change, whether or not the reader can see them; None for an item with an unknown key."""
+
 
 OnInvalid = Callable[[InvalidItem], None]
 """Called with the error of an item that is left out."""

@@ -83,16 +83,22 @@ class Batch:
     def add_changes(self, changes: Iterable[Change]) -> None:
         """Add changes that are newer than all others in the batch."""
         items, versions, contents = self.items, self.versions, self.contents
+        unknown: dict[JournalPart, int] = {}
         start = len(self.changes)
         self.changes += changes
         for change in islice(self.changes, start, None):
             topic = change.topic
-            if isinstance(topic, Feature):
+            if change.is_unknown and isinstance(topic, Feature):
+                versions[topic] = change.version
+                unknown[topic] = change.revision
+            elif isinstance(topic, Feature):
                 items[topic, change.key] = change.item
                 versions[topic] = change.version
             else:
                 contents.pop(topic, None)
                 contents[topic] = change.version
+        if unknown:
+            self.forget(unknown, 0)
 
     def merge(self, later: Batch) -> None:
         """Add a batch that is newer than this one."""
@@ -110,7 +116,8 @@ class Batch:
 
     def forget(self, floors: Mapping[JournalPart, int], forgotten: int) -> None:
         """Remove what the catalog and its journal have dropped: from this batch now, from the store with its write."""
-        self.floors.update(floors)
+        for part, floor in floors.items():
+            self.floors[part] = max(floor, self.floors.get(part, 0))
         if self.changes and any(floor >= self.changes[0].revision for floor in floors.values()):
             self.changes = [each for each in self.changes if each.revision > self.floors.get(journal_part(each), 0)]
         if forgotten > self.forgotten:

@@ -21,7 +21,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from tidings.core.digest import EMPTY, ListDigest
+from tidings.core.digest import EMPTY, ListDigest, split_digest
 from tidings.core.model import Change, Feature, Item, Version
 from tidings.store import Batch, JournalPart, State, StoreBroken, StoreError, journal_part
 from tidings.store.durable import DurableSubscription
@@ -306,7 +306,7 @@ def _verify(state: State) -> None:
         digests[item.feature].add(item.hash)
     for feature, digest in digests.items():
         version = state.versions.get(feature)
-        if digest.hexdigest() != (version.digest if version else EMPTY):
+        if digest.hexdigest() != (split_digest(version.digest)[0] if version else EMPTY):
             raise sqlite3.DatabaseError(f"the {feature.value} do not match their digest")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tidings.core.hub import Hub
-from tidings.core.model import Feature, Notification, Reason, Topic, Version
+from tidings.core.model import Feature, Notification, Operation, Reason, Topic, Version
 from tidings.core.observer import Observer
 from tidings.core.subscriber import Subscriber
 from tidings.testing.history import (
@@ -104,6 +104,8 @@ class Recorder(Observer):
         for change in notification.changes:
             self._topics[change.topic] = None
             self._record(Changed.from_change(change))
+        if not notification.changes:
+            self._record(Changed(notification.topic, notification.version, operation=Operation.UPDATED))
 
     def _delivering(self, subscriber: Subscriber, notification: Notification) -> None:
         if subscriber in self._muted:
