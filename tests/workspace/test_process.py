@@ -6,7 +6,6 @@ import asyncio
 import gc
 import os
 import re
-import select
 import signal
 import sys
 import tracemalloc
@@ -18,6 +17,7 @@ import anyio
 import pytest
 
 from tests.support.loops import anyio_backend
+from tests.support.shared_pipe import SharedPipe
 from tests.support.waiting import DEADLINE
 from tidings.workspace import process
 from tidings.workspace.process import CannotStart, Outcome, run_process
@@ -33,27 +33,6 @@ pytestmark = pytest.mark.anyio
 @pytest.fixture(autouse=True)
 def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "GRACE", GRACE)
-
-
-class SharedPipe:
-    """A named pipe that every process of a run has open. It reaches its end when the last of them exits."""
-
-    def __init__(self, path: Path) -> None:
-        os.mkfifo(path)
-        self.path = path
-        self.descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-
-    @property
-    def has_ended(self) -> bool:
-        readable, _, _ = select.select([self.descriptor], [], [], DEADLINE)
-        return bool(readable) and os.read(self.descriptor, 1) == b""
-
-
-@pytest.fixture
-def pipe(tmp_path: Path) -> Iterator[SharedPipe]:
-    pipe = SharedPipe(tmp_path / "pipe")
-    yield pipe
-    os.close(pipe.descriptor)
 
 
 def write_script(folder: Path, text: str, name: str = "tool.sh") -> str:

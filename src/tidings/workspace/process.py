@@ -2,7 +2,8 @@
 
 The program leads its own process group. `run_process` stops the group when the call ends: after the exit, a timeout,
 too much output or a cancellation. The group gets SIGTERM, and SIGKILL after `GRACE`. If the caller is cancelled a
-second time in the meantime, the event loop may be about to close, so `run_process` kills the group immediately.
+second time in the meantime, the event loop may be about to close, so `run_process` kills the group immediately. If
+this process ends without any of that, the watchdog kills the group.
 
 This is not a sandbox. A process that leaves the group (`setsid`) is not stopped; if it keeps the pipes open, it delays
 the call by at most `LINGER`. POSIX only.
@@ -25,6 +26,7 @@ from typing import IO
 import anyio
 
 from tidings.errors import TidingsError
+from tidings.workspace.watchdog import watchdog
 
 __all__ = ["CannotStart", "Outcome", "run_process"]
 
@@ -143,6 +145,7 @@ class _Run:
         self._lines: IO[bytes] | None = None
 
     def start(self, command: Sequence[str], env: Mapping[str, str], cwd: Path) -> None:
+        watchdog.start()
         # Use bytes, because the locale of this process may not be able to encode the arguments of a client.
         environment = {name.encode(): value.encode("utf-8", "surrogateescape") for name, value in env.items()}
         write_end = -1
@@ -170,6 +173,7 @@ class _Run:
         finally:
             if write_end >= 0:
                 os.close(write_end)
+        watchdog.add(self._leader.pid)
 
     def watch(self, stdin: bytes, timeout: float, max_timeout: float | None) -> None:
         assert self._leader.stdin is not None
@@ -203,6 +207,7 @@ class _Run:
             return
         self._is_finished = True
         self._signal(signal.SIGKILL)
+        watchdog.remove(self._leader.pid)
         for timer in self._timers:
             timer.cancel()
         self._close_input()
