@@ -140,6 +140,7 @@ class Live:
             Authorization(authorize),
             epoch=self.epoch,
             serves=self.list_reader.serves,
+            serves_contents=self.list_reader.serves_contents,
             terms=terms,
         )
         self.listen_streams = ListenStreams(

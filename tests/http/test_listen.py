@@ -33,6 +33,7 @@ SERVERS: dict[str, tuple[str, dict[str, Any]]] = {
         # FastMCP checks Host and Origin only with this option.
         {"policy": {"detail": "none", "list_max_age": LONG}, "app": {"host_origin_protection": True}},
     ),
+    "contents": ("lowlevel", {"only": ["tools", "contents"]}),
     "few streams": ("lowlevel", {"policy": {"max_streams": 2, "max_uris": 3, "max_patterns": 1}}),
     "few per address": ("lowlevel", {"policy": {"max_streams_per_address": 1}}),
 }
@@ -107,6 +108,28 @@ async def test_acknowledgement_omits_topics_the_server_cannot_send(
         assert (result["id"], result["result"]["resultType"]) == ("nothing", "complete")
         assert result["result"]["_meta"][SUBSCRIPTION_KEY] == "nothing"
         assert await stream.event() == ""
+
+
+async def test_server_that_reads_resources_and_lists_none_has_subscriptions_to_uris(
+    urls: dict[str, str], http: httpx2.AsyncClient
+) -> None:
+    wire = Wire(urls["contents"], http)
+    expected = {"subscribe": True, "listChanged": False}
+    discovered = read_answer((await wire.post("server/discover")).text)["result"]
+    assert discovered["capabilities"]["resources"] == expected
+    async with wire.listen(1, EVERYTHING) as stream:
+        acknowledged = (await stream.message())["params"]["notifications"]
+        assert acknowledged == {"toolsListChanged": True, "resourceSubscriptions": ["board://sprint"]}
+        await wire.change("updated", uri="board://sprint")
+        assert (await stream.received()).summary == "content updated board://sprint"
+
+    session = LegacyWire(urls["contents"], http)
+    assert (await session.shake_hands())["capabilities"]["resources"] == expected
+    assert (await session.post("resources/subscribe", uri="board://sprint"))["result"] == {}
+    async with session.stream() as legacy:
+        await wire.change("updated", uri="board://sprint")
+        assert (await legacy.received()).summary == "content updated board://sprint"
+    await session.end()
 
 
 async def test_full_detail_has_operation_and_item_in_params_and_a_summary_in_meta(

@@ -199,6 +199,8 @@ class LowLevelBoard(Board):
                 "on_list_resource_templates": self._list_templates,
                 "on_read_resource": self._read_resource,
             }
+        if "contents" in only:
+            handlers["on_read_resource"] = self._read_resource
         self.server: Server[Any] = Server("board", **handlers)
         if options.get("middleware"):
             self.server.middleware.append(Own())

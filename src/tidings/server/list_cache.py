@@ -130,7 +130,7 @@ class ListCache:
     def state_of(self, method: str) -> Hashable:
         """Return the state that a response depends on."""
         if method == DISCOVER:
-            return (self._server.instructions, tuple(self._reader.serves(feature) for feature in Feature))
+            return (self._server.instructions, tuple(map(self._reader.serves, Feature)), self._reader.serves_contents())
         return self._hub.catalog.items(LIST_METHODS[method].feature).version
 
     def is_cacheable(self, method: str) -> bool:

@@ -30,7 +30,7 @@ from tidings.core.tracer import READ_LIST
 from tidings.errors import InvalidItem, TidingsError
 from tidings.server.definitions import distinct
 from tidings.server.loop_bridge import LoopBridge
-from tidings.server.methods import list_methods
+from tidings.server.methods import READ_RESOURCE, list_methods
 from tidings.server.source import Source
 
 __all__ = ["UNKNOWN", "ListReader"]
@@ -98,6 +98,10 @@ class ListReader:
     def serves(self, feature: Feature) -> bool:
         """Return whether the server has a handler that lists this feature."""
         return self._server.get_request_handler(f"{feature.value}/list") is not None
+
+    def serves_contents(self) -> bool:
+        """Return whether the server has resources, although it may list none."""
+        return self.serves(Feature.RESOURCES) or self._server.get_request_handler(READ_RESOURCE) is not None
 
     def is_current(self, feature: Feature) -> bool:
         """Return whether the catalog has what the server lists now, as far as a change was noticed."""

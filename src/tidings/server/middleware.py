@@ -116,6 +116,8 @@ class NotificationMiddleware:
                 capabilities[feature.value] = {**capabilities[feature.value], "listChanged": sends_lists}
         if isinstance(capabilities.get("resources"), dict):
             capabilities["resources"]["subscribe"] = is_served
+        elif is_served and self._reader.serves_contents():
+            capabilities["resources"] = {"subscribe": True, "listChanged": False}
         return result | {"capabilities": capabilities}
 
     def _with_cursor(self, ctx: Ctx, result: dict[str, Any], cursor: dict[str, Any]) -> dict[str, Any]:

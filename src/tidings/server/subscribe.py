@@ -66,6 +66,7 @@ class Subscriptions:
         *,
         epoch: str,
         serves: Callable[[Feature], bool],
+        serves_contents: Callable[[], bool],
         terms: TermsOf | None = None,
     ) -> None:
         self.hub = hub
@@ -77,6 +78,7 @@ class Subscriptions:
         self.authorized_streams = AuthorizedStreams(hub, bridge, authorization)
         self.epoch = epoch
         self.serves = serves
+        self.serves_contents = serves_contents
         self.is_stopping = False
         """Whether the server stops: streams that open now end immediately, and take over no durable subscription."""
         self._terms = terms
@@ -139,7 +141,7 @@ class Subscriptions:
         if requested.resource_subscriptions:
             uris = list(dict.fromkeys(requested.resource_subscriptions))
             check_limit(self.policy, None, uris)
-            if self.serves(Feature.RESOURCES):
+            if self.serves_contents():
                 topics += [uri for uri in uris if self._can_watch(uri)]
         return GrantedTopics(await self.authorization.filter(principal, topics))
 
