@@ -1,4 +1,4 @@
-"""Requests with mistakes: each gets -32602 and the reason, and leaves no traceback in the log."""
+"""List and prompt requests: pages, and mistakes, which get -32602 and the reason, and no traceback in the log."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def test_mistake_of_the_client_is_invalid_params(
         ("tools/list", {"cursor": "next"}, "Unknown cursor: next"),
         ("prompts/list", {"cursor": "next"}, "Unknown cursor: next"),
         ("resources/list", {"cursor": "next"}, "Unknown cursor: next"),
-        ("resources/templates/list", {"cursor": "next"}, "Unknown cursor: next"),
+        ("resources/templates/list", {"cursor": "YQ=="}, "Unknown cursor: YQ=="),
     ]
     async with serve_http(Live(Workspace(tmp_path))) as url, open_client(url, version) as client:
         for method, params, reason in mistakes:
@@ -39,3 +39,34 @@ async def test_mistake_of_the_client_is_invalid_params(
         arguments = {"name": "Ada", "greeting": "hi"}
         assert "Hello Ada, hi" in str(await client.request("prompts/get", name="greet", arguments=arguments))
     assert [record for record in caplog.records if record.levelno >= logging.ERROR or record.exc_info] == []
+
+
+async def test_long_list_comes_in_pages_and_files_may_change_in_between(tmp_path: Path) -> None:
+    write(tmp_path, {f"resources/{number:04}.txt": "" for number in range(2_500)})
+    live = Live(workspace := Workspace(tmp_path))
+    async with serve_http(live) as url, open_client(url, MODERN) as client:
+        page = await client.request("resources/list")
+        uris = [resource["uri"] for resource in page["resources"]]
+        sizes = [len(uris)]
+        (tmp_path / "resources" / uris[-1].rpartition("/")[2]).unlink()
+        workspace.rescan()
+        while "nextCursor" in page:
+            page = await client.request("resources/list", cursor=page["nextCursor"])
+            sizes.append(len(page["resources"]))
+            uris += [resource["uri"] for resource in page["resources"]]
+    assert sizes == [1_000, 1_000, 501]
+    assert uris == sorted(["tidings://errors", *(f"workspace:///{number:04}.txt" for number in range(2_500))])
+
+
+def test_lists_of_a_workspace_come_from_the_cache_unless_the_user_replaces_their_handler(tmp_path: Path) -> None:
+    live = Live(workspace := Workspace(tmp_path))
+    methods = ("tools/list", "prompts/list", "resources/list", "resources/templates/list")
+    assert all(live.list_cache.can_serve(method) for method in methods)
+    entry = workspace.lowlevel.get_request_handler("tools/list")
+    assert entry is not None
+
+    async def own(ctx: Any, params: Any) -> Any:
+        return await entry.handler(ctx, params)
+
+    workspace.lowlevel.add_request_handler("tools/list", entry.params_type, own)
+    assert [live.list_cache.can_serve(method) for method in methods] == [False, True, True, True]

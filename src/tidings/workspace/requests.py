@@ -1,12 +1,16 @@
-"""Checks of requests that the SDK answers with the wrong error, or accepts.
+"""The handlers of a workspace for list and prompt requests, around those of the SDK.
 
-Each of them is the fault of the client, so it gets -32602 and the reason, and the log has no traceback.
+Lists come in pages, in the order of their keys. The SDK has no pages, ignores an unknown cursor, and answers a mistake
+in a prompt request with an internal error. Here each mistake of a client gets -32602 and the reason, and the log has no
+traceback.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
+from bisect import bisect_right
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import mcp_types as types
@@ -14,33 +18,65 @@ from mcp.server.mcpserver import MCPServer
 from mcp.shared.exceptions import MCPError
 
 from tidings.server import internals
+from tidings.server.definitions import key_of
 from tidings.server.methods import GET_PROMPT, LIST_METHODS
 
-__all__ = ["check_requests"]
+__all__ = ["wrap_handlers"]
+
+Handler = Callable[..., Any]
+
+_PAGE = 1_000
+"""Items of one page. Most clients request only the first page of a list, and few workspaces have more items."""
 
 
-def check_requests(server: MCPServer[Any]) -> None:
-    """Check prompt and list requests before the present handlers of the server get them."""
+def wrap_handlers(server: MCPServer[Any]) -> dict[str, Handler]:
+    """Replace the present list and prompt handlers of the server. Return the new ones of the lists, by method."""
     lowlevel = internals.lowlevel_of(server)
-    checks: dict[str, Callable[[Any], None]] = dict.fromkeys(LIST_METHODS, _check_cursor)
-    checks[GET_PROMPT] = partial(_check_prompt, server)
-    for method, check in checks.items():
+    wrapped: dict[str, Handler] = {}
+    for method in (*LIST_METHODS, GET_PROMPT):
         entry = lowlevel.get_request_handler(method)
         assert entry is not None
-        lowlevel.add_request_handler(method, entry.params_type, _checked(check, entry.handler))
+        wrapped[method] = _paged(method, entry.handler) if method in LIST_METHODS else _checked(server, entry.handler)
+        lowlevel.add_request_handler(method, entry.params_type, wrapped[method])
+    return wrapped
 
 
-def _checked(check: Callable[[Any], None], handler: Callable[..., Any]) -> Callable[..., Any]:
-    async def handle(ctx: Any, params: Any) -> Any:
-        check(params)
-        return await handler(ctx, params)
+def _paged(method: str, handler: Handler) -> Handler:
+    member = {"resourceTemplates": "resource_templates"}.get(LIST_METHODS[method].member, LIST_METHODS[method].member)
+
+    async def handle(ctx: Any, params: types.PaginatedRequestParams) -> Any:
+        after = _decode_cursor(params.cursor) if params.cursor is not None else None
+        result = await handler(ctx, params)
+        items = sorted(getattr(result, member), key=key_of)
+        start = 0 if after is None else bisect_right(items, after, key=key_of)
+        page = items[start : start + _PAGE]
+        following = _encode_cursor(key_of(page[-1])) if start + _PAGE < len(items) else None
+        return result.model_copy(update={member: page, "next_cursor": following})
 
     return handle
 
 
-def _check_cursor(params: types.PaginatedRequestParams) -> None:
-    if params.cursor:  # a workspace lists all items on one page
-        raise MCPError(types.INVALID_PARAMS, f"Unknown cursor: {params.cursor:.80}")
+def _encode_cursor(key: str) -> str:
+    """Return a cursor for the items after a key. It stays valid if items are added or removed."""
+    return base64.urlsafe_b64encode(b"after " + key.encode()).decode()
+
+
+def _decode_cursor(cursor: str) -> str:
+    try:
+        prefix, _, key = base64.b64decode(cursor, altchars=b"-_", validate=True).decode().partition(" ")
+    except (binascii.Error, ValueError):
+        prefix = key = ""
+    if prefix != "after":
+        raise MCPError(types.INVALID_PARAMS, f"Unknown cursor: {cursor:.80}")
+    return key
+
+
+def _checked(server: MCPServer[Any], handler: Handler) -> Handler:
+    async def handle(ctx: Any, params: types.GetPromptRequestParams) -> Any:
+        _check_prompt(server, params)
+        return await handler(ctx, params)
+
+    return handle
 
 
 def _check_prompt(server: MCPServer[Any], params: types.GetPromptRequestParams) -> None:

@@ -37,7 +37,7 @@ from tidings.workspace.loader import LoadedUnit, check_items, list_other_files, 
 from tidings.workspace.problems import Problem, digest_problems, find_problem
 from tidings.workspace.python import StillLoading, unload_modules, wait_for_loading
 from tidings.workspace.register import RegisterScripts, select_scripts
-from tidings.workspace.requests import check_requests
+from tidings.workspace.requests import wrap_handlers
 from tidings.workspace.resources import FileResource
 from tidings.workspace.settings import Settings, load_settings
 from tidings.workspace.templates import FileTemplate
@@ -127,7 +127,7 @@ class Workspace(Source):
         self._errors = make_item(errors)
         self.lowlevel.add_request_handler("logging/setLevel", types.SetLevelRequestParams, set_log_level)
         self.lowlevel.add_request_handler("resources/list", types.PaginatedRequestParams, self._list_resources)
-        check_requests(self.server)
+        self._handlers = wrap_handlers(self.server)
         unsettled = self.rescan()
         while unsettled:
             wait_for_loading(unsettled)
@@ -144,8 +144,7 @@ class Workspace(Source):
 
     def is_list_shared(self, method: str) -> bool:
         entry = self.lowlevel.get_request_handler(method)
-        is_own = entry is not None and entry.handler == self._list_resources
-        return is_own or internals.has_standard_list(self.server, method)
+        return entry is not None and entry.handler is self._handlers[method]
 
     def watch(self, catalog: Catalog, wake: Callable[[Feature], None]) -> None:
         self._catalog = catalog
