@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.command import tidings
+from tests.support.workspaces import script, write
 
 
 def test_run_tool_prints_the_text_on_stdout_and_progress_on_stderr(tmp_path: Path) -> None:
@@ -17,6 +18,17 @@ def test_run_tool_prints_the_text_on_stdout_and_progress_on_stderr(tmp_path: Pat
     report = tidings("run-tool", tmp_path, "report", "--json")
     assert json.loads(report.stdout)["structuredContent"]["files"] == 3
     assert report.stderr == "1/2 counting files\n2/2 counting bytes\n"
+
+
+def test_control_characters_of_a_tool_are_escaped_on_stderr(tmp_path: Path) -> None:
+    fails = "printf 'a\\033]0;title\\007\\n\\tb\\n' >&2; exit 3"
+    write(tmp_path, {"tools/fails.sh": script("Fail", fails), "tools/prints.sh": script("Print", "printf '\\033[1mb'")})
+    failed = tidings("run-tool", tmp_path, "fails")
+    assert "a\\x1b]0;title\\x07\n\tb" in failed.stderr
+    assert tidings("run-tool", tmp_path, "prints").stdout == "\x1b[1mb\n"  # a program may read it
+    unknown = tidings("run-tool", tmp_path, "\x1b[2J")
+    assert unknown.status == 2
+    assert "\x1b" not in unknown.stderr
 
 
 def test_run_tool_exits_with_1_if_the_tool_fails(board: Path) -> None:

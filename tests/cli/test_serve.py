@@ -171,6 +171,13 @@ async def test_local_address_in_any_notation_accepts_only_local_hosts_and_origin
         await server.stop()
 
 
+async def test_control_characters_in_the_name_of_the_server_are_escaped(board: Path) -> None:
+    (board / "tidings.toml").write_text('name = "a\\u001b[2J\\nb"\n')
+    async with serving(board) as server:
+        assert r"Serving a\x1b[2J\nb on http" in server.greeting
+        await server.stop()
+
+
 async def test_allowed_hosts_and_origins_are_accepted_and_quiet_prints_only_warnings(board: Path) -> None:
     options = ["--allow-host", "board.example.com", "--allow-origin", "https://app.example.com", "--path", "/board"]
     async with (

@@ -5,10 +5,19 @@ import re
 from pathlib import Path
 
 from tests.support.command import EXAMPLE, tidings
+from tests.support.workspaces import write
 
 
 def test_example_is_valid() -> None:
     assert tidings("validate", EXAMPLE).status == 0
+
+
+def test_control_characters_in_names_and_problems_are_escaped(tmp_path: Path) -> None:
+    write(tmp_path, {"tools/\x1b[2J.py": "def (", "tidings.toml": 'name = "\\u001b[2J"\n"\\u001b[1m" = 1\n'})
+    found = tidings("validate", tmp_path)
+    assert found.status == 1
+    assert r"\x1b[2J.py" in found.stdout
+    assert "\x1b" not in found.stdout
 
 
 def test_validate_prints_file_and_line_of_each_problem(board: Path) -> None:

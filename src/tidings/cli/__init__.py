@@ -29,7 +29,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
             run(arguments)
     except TidingsError as error:
-        sys.stderr.write(f"tidings: {error}\n")
-        raise SystemExit(2) from None
+        from tidings.cli.output import fail
+
+        fail(str(error))
     except KeyboardInterrupt:
         raise SystemExit(130) from None

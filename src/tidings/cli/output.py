@@ -1,4 +1,7 @@
-"""Output of the commands: results on standard output, and messages on standard error."""
+"""Output of the commands: results on standard output, and messages on standard error.
+
+Files, tools and servers choose a part of the text, so control characters, which a terminal would execute, are escaped.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,8 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
+
+from tidings.core.redact import one_line, terminal_text
 
 __all__ = [
     "fail",
@@ -29,12 +34,13 @@ def fail(message: str, status: int = 2) -> NoReturn:
 
 
 def print_stderr(text: str) -> None:
-    sys.stderr.write(f"{text}\n")
+    sys.stderr.write(f"{terminal_text(text)}\n")
     sys.stderr.flush()
 
 
 def print_stdout(text: str) -> None:
-    sys.stdout.write(f"{text}\n")
+    """Print a result. A program that reads it gets it unchanged; on a terminal, control characters are escaped."""
+    sys.stdout.write(f"{terminal_text(text) if sys.stdout.isatty() else text}\n")
     sys.stdout.flush()
 
 
@@ -59,7 +65,7 @@ def print_table(titles: Sequence[str], rows: Iterable[Sequence[str]], styled: in
     for title in titles:
         table.add_column(title, justify="right" if title == "revision" else "left", overflow="fold")
     for row in rows:
-        cells = list(map(Text, row))
+        cells = [Text(one_line(cell)) for cell in row]
         cells[styled].stylize(styles.get(row[styled], styles[""]))
         table.add_row(*cells)
     Console().print(table)

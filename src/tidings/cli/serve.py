@@ -27,6 +27,7 @@ from tidings.cli.options import TOKEN_VARIABLE, Folder, Token, TokenFile
 from tidings.cli.otlp import export_telemetry
 from tidings.cli.output import fail, pluralize, print_json_lines, print_stderr
 from tidings.cli.serve_stdio import StdioOptions, accept_commands, make_live, serve_stdio
+from tidings.core.redact import one_line
 from tidings.server.garbage_collection import without_gc
 from tidings.server.process_exit import exit_process
 from tidings.workspace import DEFAULT_POLL
@@ -169,7 +170,7 @@ def serve(
             logger.info("serving %s on %s", name, url, extra={"tidings": {"event": "serving"}})
         elif not quiet:
             _print_greeting(workspace, folder, url, has_token=token is not None, is_local=is_local(host))
-        title = None if is_json_log else f"{name}  {url}"
+        title = None if is_json_log else f"{one_line(name)}  {url}"
         with (
             export_telemetry(name, live.failures),
             show_status(live, workspace, logs, title=title),
@@ -262,7 +263,7 @@ def _print_greeting(workspace: Workspace, folder: Path, url: str, *, has_token: 
     items = ", ".join(pluralize(number, feature.singular) for feature, number in workspace.count_items().items())
     program = shell_command()
     auth_option = " --auth" if has_token else ""
-    print_stderr(f"Serving {workspace.settings.name} on {url} ({items}).")
+    print_stderr(f"Serving {one_line(workspace.settings.name)} on {url} ({items}).")
     if not is_local and not has_token:
         print_stderr("Warning: there is no token, so every caller that reaches this machine may run the tools.")
     print_stderr(

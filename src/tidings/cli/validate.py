@@ -12,6 +12,7 @@ import typer
 from tidings.cli.folder import open_workspace
 from tidings.cli.options import Folder
 from tidings.cli.output import pluralize, print_json
+from tidings.core.redact import one_line
 
 if TYPE_CHECKING:
     from tidings.workspace.problems import Problem
@@ -44,7 +45,7 @@ def validate(
         for problem in problems:
             # Editors and CI systems look for FILE:LINE, so an unknown line is line 1.
             place = f"{folder / problem.path}:{problem.line or 1}:"
-            console.print(Text.assemble((place, "bold"), " ", problem.message))
+            console.print(Text.assemble((one_line(place), "bold"), " ", one_line(problem.message)))
         result = pluralize(len(problems), "problem") if problems else "No problems"
         summary = ", ".join(pluralize(number, feature.removesuffix("s")) for feature, number in items.items())
         console.print(Text(f"{result}; {summary}", style="red" if problems else "green"))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tidings.core.model import Change, Topic
 
-__all__ = ["MAX_LABEL", "change_name", "one_line", "redact_uri", "short_id", "topic_name"]
+__all__ = ["MAX_LABEL", "change_name", "one_line", "redact_uri", "short_id", "terminal_text", "topic_name"]
 
 MAX_LABEL = 128
 """Characters of a label or a name, so that no request can fill a log."""
@@ -30,6 +30,11 @@ def one_line(text: str, limit: int | None = None) -> str:
     if limit is not None and len(text) > limit:
         text = text[: limit - 1] + "…"
     return text if text.isprintable() else _CONTROL.sub(lambda match: ascii(match[0])[1:-1], text)
+
+
+def terminal_text(text: str) -> str:
+    """Escape the control characters of a text, except for line ends and tabs. A terminal would execute the others."""
+    return "\n".join("\t".join(map(one_line, line.split("\t"))) for line in text.replace("\r\n", "\n").split("\n"))
 
 
 def redact_uri(uri: str) -> str:
