@@ -14,11 +14,12 @@ from mcp.server import Server, ServerRequestContext
 
 from tests.support.http_server import META, LocalServer, RawClient, example_server, modern_body, serving
 from tests.support.kinds import Own
-from tests.support.lists import LISTS, changed, fill_cache, local, posted, sdk_requests
+from tests.support.lists import LISTS, changed, fill_cache, listed, local, posted, sdk_requests
 from tests.support.sdk_clients import LEGACY, MODERN
 from tidings import Policy
 from tidings.core.frames import CURSOR_KEY
 from tidings.http import request_checks
+from tidings.server.internals import registry_of
 
 __all__ = ["local"]
 
@@ -110,6 +111,30 @@ async def test_list_handler_added_later_is_used() -> None:
             assert b"200" in (await local.send(changed())).status
         with sdk_requests(local, 0):
             await local.send(changed())
+
+
+async def test_change_in_place_is_told_when_a_list_shows_it() -> None:
+    """Before any list was made, and between two lists with a noticed change between them."""
+    server = example_server()
+    async with serving(server) as local:
+        tools = registry_of(server, "tools")
+        name, tool = next(iter(tools.items()))
+        told: list[str] = []
+        local.live.hub.subscribe(lambda note: told.extend(f"{c.operation} {c.key}" for c in note.changes), "tools")
+        for version in (MODERN, LEGACY[-1]):
+            tool.description = f"changed in place before a client of {version} asks"
+            if version == MODERN:
+                body = (await local.send(changed())).body
+            else:
+                local.live.tools.add(lambda: "", name="new")
+                assert told == ["added new"]
+                told.clear()
+                async with local.client() as client:
+                    session = await client.initialize(version)
+                    body = (await client.send(listed(**session)(client))).body
+            assert tool.description.encode() in body
+            assert told == [f"updated {name}"]
+            told.clear()
 
 
 # Responses made in advance

@@ -283,6 +283,11 @@ class Items:
         item = self._items.get(key)
         return item.definition if item else None
 
+    def has(self, key: object, definition: Mapping[str, Any]) -> bool:
+        """Return whether there is an item with this key and definition."""
+        item = self._items.get(key) if isinstance(key, str) else None
+        return item is not None and item.hash == digest.item_hash(definition, self.feature)
+
     def snapshot(self) -> tuple[Item, ...]:
         """Return all items, ordered by key, so that equal lists have equal order."""
         with self._catalog.lock:

@@ -19,7 +19,7 @@ _SSE_RESPONSE_HEAD = SSE_HEAD + RESPONSE_HEAD
 
 
 class _Response(msgspec.Struct):
-    result: msgspec.Raw
+    result: dict[str, Any]
 
 
 async def send_cached(response: CachedResponse, send: Send, tag: bytes, session_id: bytes) -> None:
@@ -52,8 +52,9 @@ async def request_and_store(
             if cache.state_of(method) != state or (parts := _split(first, message, tag)) is None:
                 finish(Outcome.NOT_CACHEABLE)
             else:
+                head, tail, result = parts
                 headers = [(name.lower(), value) for name, value in first["headers"]]
-                cache.store((method, version), state, *parts, headers)
+                cache.store((method, version), state, head, tail, headers, result)
                 # Before anything is sent: other clients must not wait until this one reads.
                 finish(Outcome.CACHED)
             await send(first)
@@ -65,8 +66,9 @@ async def request_and_store(
         finish(Outcome.NO_RESPONSE)
 
 
-def _split(start: Message, message: Message, tag: bytes) -> tuple[bytes, bytes] | None:
-    """Return the response before and after its request id; None if it is an error, a page, or not complete."""
+def _split(start: Message, message: Message, tag: bytes) -> tuple[bytes, bytes, dict[str, Any]] | None:
+    """Return the response before and after its request id, and its result; None if it is an error, a page, or not
+    complete."""
     body = message.get("body", b"")
     is_sse = body.startswith(_SSE_RESPONSE_HEAD)
     head = _SSE_RESPONSE_HEAD if is_sse else RESPONSE_HEAD
@@ -80,8 +82,7 @@ def _split(start: Message, message: Message, tag: bytes) -> tuple[bytes, bytes] 
         return None
     text = body[len(head) - len(RESPONSE_HEAD) : len(body) - len(end)]
     try:
-        if "nextCursor" in msgspec.json.decode(msgspec.json.decode(text, type=_Response).result):
-            return None
+        result = msgspec.json.decode(text, type=_Response).result
     except msgspec.DecodeError:
         return None
-    return head, body[len(head) + len(tag) :]
+    return None if "nextCursor" in result else (head, body[len(head) + len(tag) :], result)

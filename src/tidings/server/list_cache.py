@@ -5,8 +5,8 @@ each version of the protocol. All other clients get the same bytes with their ow
 response, the cache requests it again as soon as the list changes, before these clients do.
 
 Only for servers whose lists are the same for every caller, and for requests of the whole list. The cache asks the SDK
-again after `Policy.list_max_age`, and later if its response took much CPU. If the response differs although no change
-was noticed, the list is read again and clients are notified.
+again after `Policy.list_max_age`, and later if its response took much CPU. If the response differs from the one before
+or from the catalog, although no change was noticed, the list is read again and clients are notified.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from enum import Enum, auto
 from functools import partial
 from typing import Any, Final, NamedTuple
@@ -172,8 +172,11 @@ class ListCache:
 
         return finish
 
-    def store(self, key: Key, state: Hashable, head: bytes, tail: bytes, headers: Headers) -> None:
-        """Store the response that the SDK made in this state."""
+    def store(
+        self, key: Key, state: Hashable, head: bytes, tail: bytes, headers: Headers, result: Mapping[str, Any]
+    ) -> None:
+        """Store the response that the SDK made in this state. If it shows a change that was not noticed, read the list
+        again."""
         method = key[0]
         if not self.is_cacheable(method):
             return
@@ -181,8 +184,20 @@ class ListCache:
         if len(self._responses) >= _MAX_RESPONSES:
             del self._responses[next(iter(self._responses))]
         self._responses[key] = CachedResponse(state, time.monotonic() + self._memory(key), headers, head, tail)
-        if previous is not None and previous.state == state and previous.tail != tail and method != DISCOVER:
+        if method == DISCOVER:
+            return
+        if previous is not None and previous.state == state:
+            is_new = previous.tail != tail
+        else:
+            is_new = self._has_unknown_item(method, result)
+        if is_new:
             self._reader.read_again(LIST_METHODS[method].feature)
+
+    def _has_unknown_item(self, method: str, result: Mapping[str, Any]) -> bool:
+        """Return whether a list has an item that the catalog does not have, or has differently."""
+        feature, member, key, _ = LIST_METHODS[method]
+        items = self._hub.catalog.items(feature)
+        return any(not items.has(item.get(key), item) for item in result.get(member, ()))
 
     def _memory(self, key: Key) -> float:
         """Return for how many seconds the response that has just been made is used."""
@@ -212,7 +227,7 @@ class ListCache:
         try:
             result = await self._reader.request(*key)
             if "nextCursor" not in result and self.state_of(key[0]) == state:
-                self.store(key, state, RESPONSE_HEAD, b',"result":%b}' % _encode(result), headers)
+                self.store(key, state, RESPONSE_HEAD, b',"result":%b}' % _encode(result), headers, result)
                 finish(Outcome.CACHED)
         except Exception as error:  # clients get the response of the SDK
             logger.debug("%s could not be made in advance: %r", key[0], error)

@@ -369,7 +369,7 @@ class StdioConnection(NotificationStream, ObjectSendStream[SessionMessage]):
             tag = msgspec.json.encode(response.id)
             if line.startswith(RESPONSE_HEAD + tag + b',"result":{'):
                 tail = line[len(RESPONSE_HEAD) + len(tag) :]
-                self._lists.store(pending.key, pending.state, RESPONSE_HEAD, tail, [])
+                self._lists.store(pending.key, pending.state, RESPONSE_HEAD, tail, [], response.result)
         self._pending.pop(response.id, None)
         return False
 
