@@ -18,7 +18,7 @@ from tests.support.board_actions import sprint, steady
 from tests.support.kinds import Own
 from tests.support.tokens import authentication
 from tests.support.uvicorn_server import address_of, run_uvicorn
-from tests.support.waiting import DEADLINE
+from tests.support.waiting import DEADLINE, until
 from tests.support.wire_clients import LegacyWire, Stream, Wire
 from tidings import Feature, Live, Policy, Principal, Topic
 from tidings.core.frames import AUTHORIZED_UNTIL_KEY, SUBSCRIPTION_KEY
@@ -35,10 +35,11 @@ class Verifier:
 
     def __init__(self, lifetime: int | None = None) -> None:
         self._lifetime = lifetime
+        self.scopes = ["read"]
 
     async def verify_token(self, token: str) -> AccessToken | None:
         expires_at = int(time.time()) + self._lifetime if self._lifetime is not None else None
-        return AccessToken(token=token, client_id=token, scopes=["read"], expires_at=expires_at)
+        return AccessToken(token=token, client_id=token, scopes=self.scopes, expires_at=expires_at)
 
 
 def make_server(kind: str, verifier: Verifier) -> Any:
@@ -66,8 +67,9 @@ def make_server(kind: str, verifier: Verifier) -> Any:
 class Board:
     """A live server, and its clients."""
 
-    def __init__(self, live: Live, url: str, clients: AsyncExitStack) -> None:
+    def __init__(self, live: Live, verifier: Verifier, url: str, clients: AsyncExitStack) -> None:
         self.live = live
+        self.verifier = verifier
         self.url = url
         self._clients = clients
 
@@ -91,9 +93,10 @@ class Board:
 
 @asynccontextmanager
 async def serving(kind: str = "parked", lifetime: int | None = None, **options: Any) -> AsyncIterator[Board]:
-    live = Live(make_server(kind, Verifier(lifetime)), **options)
+    verifier = Verifier(lifetime)
+    live = Live(make_server(kind, verifier), **options)
     async with run_uvicorn(live.http_app(), http=PARSERS[kind]) as server, AsyncExitStack() as clients:
-        yield Board(live, f"http://127.0.0.1:{address_of(server)[1]}/mcp", clients)
+        yield Board(live, verifier, f"http://127.0.0.1:{address_of(server)[1]}/mcp", clients)
 
 
 async def check_result(stream: Stream, name: str) -> None:
@@ -109,11 +112,11 @@ async def test_stream_ends_with_its_result_when_the_token_expires(kind: str) -> 
     async with serving(kind, lifetime=2) as board:
         start = int(time.time())
         stream, acknowledged = await board.listen("ada")
-        until = datetime.fromisoformat(acknowledged["_meta"][AUTHORIZED_UNTIL_KEY]).timestamp()
-        assert start + 2 <= until <= time.time() + 2
+        expiry = datetime.fromisoformat(acknowledged["_meta"][AUTHORIZED_UNTIL_KEY]).timestamp()
+        assert start + 2 <= expiry <= time.time() + 2
 
         await check_result(stream, "ada")
-        assert time.time() >= until
+        assert time.time() >= expiry
 
 
 async def test_acknowledgement_names_no_time_without_expiry() -> None:
@@ -197,13 +200,25 @@ async def test_legacy_session_loses_only_the_topics_that_authorize_refuses() -> 
         async with session.stream() as stream:
             rights.refused |= {("ada", Feature.TOOLS), ("ada", "board://sprint")}
             hub = board.live.hub
-            while hub.subscribers("tools") or hub.subscribers("board://sprint"):
-                await anyio.lowlevel.checkpoint()
+            await until(lambda: not hub.subscribers("tools") and not hub.subscribers("board://sprint"))
 
             board.live.tools.add(steady, name="withheld")
             board.live.resources.updated("board://sprint")
             board.live.prompts.add(steady, name="shown")
             assert (await stream.received()).summary == "prompts added shown"
+
+
+async def test_legacy_session_has_the_rights_of_the_token_that_opened_its_stream() -> None:
+    def authorize(principal: Principal | None, topic: Topic) -> bool:
+        return topic is not Feature.TOOLS or (principal is not None and "admin" in principal.scopes)
+
+    async with serving(authorize=authorize, policy=Policy(authorize_interval=0.01)) as board:
+        board.verifier.scopes = ["read", "admin"]
+        session = await board.legacy("ada")
+        assert board.live.hub.subscribers("tools")
+        board.verifier.scopes = ["read"]
+        async with session.stream():
+            await until(lambda: not board.live.hub.subscribers("tools"))
 
 
 async def test_authorize_is_not_called_again_with_an_interval_of_0() -> None:

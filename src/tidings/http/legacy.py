@@ -24,7 +24,7 @@ from tidings.errors import LimitReached
 from tidings.http.parking import direct_writer
 from tidings.http.sent_events import SentEvents
 from tidings.http.stream import AsgiStream, Message, Receive, Scope, Send, abort_unfinished
-from tidings.server.authorization import principal_of
+from tidings.server.authorization import Principal, principal_of
 from tidings.server.subscribe import PreparedSubscription, Subscriptions
 
 __all__ = ["HttpSession", "LegacyStreams"]
@@ -132,6 +132,11 @@ class HttpSession:
             except LimitReached as error:  # the client has subscribed to other URIs since then
                 logger.warning("a legacy session can't be told of what it missed: %s", error)
         self._wake(was_absent=True)
+
+    def renew_authorization(self, principal: Principal | None) -> None:
+        """Use the rights of the token that opened a stream, which may be another one than that of the handshake."""
+        if self.subscriber is not None and self._prepared is not None:
+            self._prepared.renew_authorization(self.subscriber, principal)
 
     def find_event(self, event_id: bytes) -> int | None:
         """Return the number of the event that a `Last-Event-ID` names, if it is one of this session."""
@@ -241,7 +246,9 @@ class LegacyStreams:
                 self._open[response] = end
                 if self.subscriptions.is_stopping:
                     end.requested.set()
-                self.subscriptions.authorized_streams.add(end, principal_of(scope.get("user")))
+                principal = principal_of(scope.get("user"))
+                self.subscriptions.authorized_streams.add(end, principal)
+                session.renew_authorization(principal)
                 session.attach(response, is_resumed=is_resumed, read=read)
                 response.write_directly = direct_writer(scope, response.request)
                 response.watch_connection(lambda reason: end.requested.set())

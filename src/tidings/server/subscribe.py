@@ -348,6 +348,11 @@ class PreparedSubscription:
             self.slot.release()
             raise
 
+    def renew_authorization(self, subscriber: Subscriber, principal: Principal | None) -> None:
+        """Use the rights of the present token of a legacy session."""
+        self.principal = principal
+        self.is_authorized = subscriber.is_authorized = self._subscriptions.authorization.predicate(principal)
+
     def notify_again(self, subscriber: Subscriber, told: Mapping[Topic, Version | None], uris: Iterable[str]) -> None:
         """Notify the subscriber of a legacy session again of what its client has not read.
 
