@@ -7,6 +7,7 @@ import json
 import signal
 import socket
 import subprocess
+import sys
 from pathlib import Path
 
 import httpx2
@@ -27,6 +28,7 @@ from tests.support.command import (
     run_command,
     serving,
     start_command,
+    start_process,
     tidings,
 )
 from tests.support.waiting import free_port, until_served
@@ -143,6 +145,19 @@ def test_state_file_in_a_missing_folder_is_refused(board: Path, tmp_path: Path) 
     refused = tidings("serve", board, "--port", 0, "--state", tmp_path / "missing" / "state.db")
     refused.check_error("--state", "missing does not exist; create it")
     assert not (tmp_path / "missing").exists()
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the kernel shows environments only on Linux")
+async def test_token_is_not_in_the_environment_that_the_kernel_shows(board: Path) -> None:
+    command = (sys.executable, "-m", "tidings", "serve", board, "--port", 0, "--quiet", "--json")
+    env = {"TIDINGS_AUTH_TOKEN": TOKEN, "TIDINGS_OTHER": "kept"}
+    async with asyncio.timeout(DEADLINE), start_process(*command, env=env) as process:
+        url = json.loads(await process.stdout.readline())["url"]
+        environment = await asyncio.to_thread(Path(f"/proc/{process.pid}/environ").read_bytes)
+        assert TOKEN.encode() not in environment
+        assert b"TIDINGS_OTHER=kept" in environment
+        async with httpx2.AsyncClient(timeout=DEADLINE) as http:
+            assert (await http.post(url, json={})).status_code == 401
 
 
 def bearer(token: str) -> dict[str, str]:

@@ -7,7 +7,9 @@ other address. There is one token for all callers, and no authorization server.
 from __future__ import annotations
 
 import hmac
+import os
 import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
     from mcp.server.mcpserver import MCPServer
     from mcp.server.transport_security import TransportSecuritySettings
 
-__all__ = ["allow_origins", "make_security", "read_secret", "read_token", "require_token"]
+__all__ = ["allow_origins", "erase_variable", "make_security", "read_secret", "read_token", "require_token"]
 
 
 def read_secret(name: str, file: Path) -> str:
@@ -39,6 +41,21 @@ def read_token(token: str | None, file: Path | None) -> str | None:
     if token is not None and not re.fullmatch(r"[\x21-\x7e]+", token):
         raise TidingsError("a token is one word of printable ASCII, for example the output of `openssl rand -hex 32`")
     return token
+
+
+def erase_variable(name: str) -> None:
+    """Remove a variable from the environment, and overwrite its value where the kernel shows it.
+
+    `os.environ.pop` alone leaves it in `/proc/PID/environ`, which the tools of the server can read."""
+    if name in os.environ and sys.platform.startswith("linux"):
+        import ctypes
+
+        getenv = ctypes.CDLL(None).getenv
+        getenv.restype = ctypes.c_void_p
+        address = getenv(name.encode())
+        if address:
+            ctypes.memset(address, 0, len(ctypes.string_at(address)))
+    os.environ.pop(name, None)
 
 
 class _TokenVerifier:

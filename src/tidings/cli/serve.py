@@ -136,7 +136,7 @@ def serve(
     if auth_token is not None and auth_token_file is not None and _get_source(context, "auth_token") != "ENVIRONMENT":
         fail("--auth-token and --auth-token-file exclude each other; give one of them")
     token = auth.read_token(auth_token, auth_token_file)
-    os.environ.pop(TOKEN_VARIABLE, None)  # no tool needs it
+    auth.erase_variable(TOKEN_VARIABLE)  # no tool needs it
     from tidings.http.local_addresses import is_local
 
     if not is_local(host) and token is None and not insecure:
