@@ -7,6 +7,7 @@ modules. The server is never replaced, and an error of Tidings never fails a req
 from __future__ import annotations
 
 import logging
+import math
 import os
 import secrets
 from collections import Counter
@@ -71,6 +72,7 @@ class Live:
         on_unwatched: Callable[[Topic], None] | None = None,
         terms: TermsOf | None = None,
         store: OpenedStore | Store | str | os.PathLike[str] | None = None,
+        poll: float | None = None,
     ) -> None:
         """Make `server` live.
 
@@ -82,6 +84,8 @@ class Live:
         * `on_watched`, `on_unwatched`: called with a topic that gets its first subscriber, or loses its last.
         * `terms`: returns the terms that the server sets for a caller; the caller's own options apply within them.
         * `store`: the path of a file, or a store, in which the state survives a restart.
+        * `poll`: seconds after which lists with subscribers are read again, for items that change without a call of the
+          server: of a proxy, a mounted server or an upstream API.
         """
         self.policy = policy or Policy()
         self.source = source_of(server)
@@ -89,6 +93,10 @@ class Live:
         self.lowlevel = self.source.lowlevel
         if EXTENSION in self.lowlevel.extensions:
             raise TidingsError(f"{self.lowlevel.name!r} is live already; keep the first Live() and use that")
+        is_number = isinstance(poll, int | float) and not isinstance(poll, bool)
+        if poll is not None and not (is_number and 0 < poll < math.inf):
+            raise TidingsError(f"poll is {poll!r}; it must be a number of seconds above 0, or None to turn it off")
+        self._poll = poll
         # After the checks: a server that is refused must not keep a store open that another one needs.
         opened = open_store(store)
         state = opened.state or State(secrets.token_hex(4), 0)
@@ -252,6 +260,8 @@ class Live:
     def _start(self) -> None:
         self._log("starting", f"{self.lowlevel.name} is live")
         self.bridge.start_task(self.source.run())
+        if self._poll is not None:
+            self.bridge.start_task(self.list_reader.poll(self._poll))
         self.bridge.start_task(self.subscriptions.authorized_streams.run())
 
     def _log(self, event: str, text: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,10 @@ import pytest
 from fastmcp import FastMCP
 from fastmcp.prompts import Prompt
 from fastmcp.resources import Resource
+from fastmcp.server import create_proxy
 from fastmcp.server.auth import require_scopes
 from fastmcp.server.middleware import Middleware
+from fastmcp.server.providers import FileSystemProvider
 from fastmcp.tools import Tool
 from mcp.client import Client
 from mcp.server import Server
@@ -24,6 +27,7 @@ from tests.support.waiting import DEADLINE, until
 from tidings import Live
 from tidings.core.filters import Filter
 from tidings.core.model import Feature, Notification
+from tidings.errors import TidingsError
 from tidings.server import internals
 
 pytestmark = pytest.mark.anyio
@@ -32,14 +36,15 @@ pytestmark = pytest.mark.anyio
 class Lists:
     """A low-level server with two lists. The list of tools can fail, and counts its requests."""
 
-    def __init__(self) -> None:
+    def __init__(self, poll: float | None = None) -> None:
         self.is_broken = False
         self.is_restless = False
         self.asked = 0
+        self.prompts_asked = 0
         self.prompts = ["first"]
         self.loops: set[asyncio.AbstractEventLoop] = set()
         self.server: Server[Any] = Server("lists", on_list_tools=self._tools, on_list_prompts=self._prompts)
-        self.live = Live(self.server)
+        self.live = Live(self.server, poll=poll)
 
     async def _tools(self, ctx: Any, params: Any) -> types.ListToolsResult:
         self.asked += 1
@@ -52,6 +57,7 @@ class Lists:
         return types.ListToolsResult(tools=[types.Tool(name=f"t{self.asked}", input_schema={"type": "object"})])
 
     async def _prompts(self, ctx: Any, params: Any) -> types.ListPromptsResult:
+        self.prompts_asked += 1
         return types.ListPromptsResult(prompts=[types.Prompt(name=name) for name in self.prompts])
 
 
@@ -292,3 +298,91 @@ async def test_refresh_from_another_loop_reads_on_the_server_loop() -> None:
         await asyncio.gather(refresh(), *elsewhere)
         assert lists.loops == {asyncio.get_running_loop()}
         assert [item["name"] for item in lists.live.tools] == [f"t{lists.asked}"]
+
+
+# Sources that change by themselves
+
+
+class Upstream:
+    """A server whose tools change without a call of the server in front of it."""
+
+    def __init__(self, kind: str, folder: Path) -> None:
+        self._folder = folder
+        self._server = FastMCP("upstream")
+        if kind == "files":
+            provider = FileSystemProvider(folder, reload=True)
+            self.front = FastMCP("front", providers=[provider])
+        elif kind == "mounted":
+            self.front = FastMCP("front")
+            self.front.mount(self._server)
+        else:
+            self.front = create_proxy(self._server)
+        self._is_folder = kind == "files"
+
+    def add(self, name: str) -> None:
+        if self._is_folder:
+            text = f"from fastmcp.tools import tool\n\n@tool\ndef {name}() -> str:\n    return ''\n"
+            (self._folder / f"{name}.py").write_text(text)
+        else:
+            self._server.tool(lambda: "", name=name)
+
+
+@pytest.mark.parametrize("kind", ["proxy", "mounted", "files"])
+async def test_source_that_changes_by_itself_is_polled_while_it_is_watched(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    upstream, counting, rounds = Upstream(kind, tmp_path), CountingMiddleware(), 0
+
+    def count_round(low: float, high: float) -> float:
+        nonlocal rounds
+        rounds += 1
+        assert low < 1 < high
+        return 1.0
+
+    monkeypatch.setattr("tidings.server.list_reader.random.uniform", count_round)
+    upstream.front.add_middleware(counting)
+    live = Live(upstream.front, poll=0.02)
+    async with Client(live.lowlevel) as client:
+        await client.list_tools()
+        told: list[Notification] = []
+
+        def tell(notification: Notification) -> None:
+            told.append(notification)
+
+        for name in ("first", "second"):
+            counting.methods.clear()
+            start = rounds
+            await until(lambda start=start: rounds > start + 3)  # type: ignore[misc]
+            assert not counting.methods, "nobody is subscribed"
+
+            told.clear()
+            live.hub.subscribe(tell, "tools")
+            upstream.add(name)
+            await until_told(told, 1)
+            assert [change.key for change in told[0].changes] == [name]
+            start = rounds
+            await until(lambda start=start: rounds > start + 3)  # type: ignore[misc]
+            assert len(told) == 1, "nothing else has changed"
+            assert set(counting.methods) == {"tools/list"}, "only tools have a subscriber"
+            live.hub.unsubscribe(tell)
+            await until(lambda: live.list_reader.is_loaded)
+    live.close()
+
+
+async def test_polled_list_that_fails_is_left_to_the_retries() -> None:
+    lists = Lists(poll=0.001)
+    async with Client(lists.server) as client:
+        await client.list_prompts()
+        lists.live.hub.subscribe(print, "tools", "prompts")
+        lists.is_broken = True
+        await until(lambda: lists.live.failures["reading"])
+        asked, read = lists.asked, lists.prompts_asked
+        await until(lambda: lists.prompts_asked > read + 5)
+        assert lists.asked - asked <= 1
+    lists.live.close()
+
+
+@pytest.mark.parametrize("poll", [0, -1, math.nan, math.inf, True, "5"])
+def test_wrong_polling_interval_is_refused(poll: Any) -> None:
+    with pytest.raises(TidingsError, match="it must be a number of seconds"):
+        Live(Server("lists"), poll=poll)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import secrets
 import time
 from collections import Counter
@@ -42,6 +43,9 @@ UNKNOWN: Final = object()
 
 _RETRY_DELAY, _MAX_RETRY_DELAY = 1.0, 60.0
 """Seconds until a list that could not be read is read again; the delay doubles each time."""
+
+_JITTER = 0.2
+"""The part of the polling interval by which it varies."""
 
 _MAX_LOGGED = 64
 """Causes of failed reads that are logged before a read succeeds. A message may contain a time, for example."""
@@ -137,6 +141,17 @@ class ListReader:
         """Read lists again, by default all, and publish the changes. Can be called on any event loop."""
         self._stale.update(map(Feature, features or Feature))
         await self._bridge.run(self._read_stale)
+
+    async def poll(self, interval: float) -> None:
+        """Read the lists that have subscribers again after each `interval` seconds, until cancelled."""
+        while True:
+            # Not all servers of an upstream at the same moment.
+            await asyncio.sleep(interval * random.uniform(1 - _JITTER, 1 + _JITTER))
+            for feature in Feature:
+                # A list that can't be read has a delay of its own.
+                if not self._failures[feature] and self._hub.subscribers(feature):
+                    self._stale.add(feature)
+            await self._read_and_log_errors()
 
     def wake(self, feature: Feature, key: str | None = None, *, changed: Collection[str | None] = ()) -> None:
         """Read a list again, or one item of it, because the source says that it may have changed.
