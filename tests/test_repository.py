@@ -67,6 +67,13 @@ def test_make_test_runs_the_fast_tests_and_make_test_all_runs_all() -> None:
     assert pytest_arguments("test", "PYTEST_ARGS=-k journal -x") == ["-k journal -x"]
 
 
+def test_make_builds_its_environment_with_uv_if_that_is_present() -> None:
+    for target in ("run", "test"):
+        with_uv = commands_of(target, "VENV=missing", "UV=/bin/uv")
+        assert '"/bin/uv" pip install' in with_uv.replace("\\\n", "")
+        assert "-m pip install" in commands_of(target, "VENV=missing", "UV=")
+
+
 def test_make_check_lints_and_checks_types_strictly() -> None:
     commands = commands_of("check")
     assert "ruff check" in commands

@@ -81,6 +81,17 @@ async def test_new_session_gets_one_notification_per_list(folder: Path) -> None:
         replace_file(folder / "resources" / "marker.txt", "0")
 
 
+async def test_damaged_state_file_costs_one_notification_per_list(folder: Path) -> None:
+    async with open_session(folder) as client:
+        await wait_for_count(client, 3)
+    state = folder / ".tidings" / "state.db"
+    state.write_bytes(b"damaged" * 1_000)
+    async with open_session(folder) as client:
+        await wait_for_count(client, 3)
+        add_tool(folder, "another")
+        assert sorted(await settle(client, folder)) == sorted([*LISTS, TOOLS])
+
+
 async def test_protocol_2025_03_26_gets_no_list_changed(folder: Path) -> None:
     async with open_session(folder, MUTED) as client:
         add_tool(folder, "another")

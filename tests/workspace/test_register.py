@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import os
 import signal
@@ -15,6 +16,7 @@ from tests.support.command import GRACE, serving, start_command
 from tests.support.waiting import DEADLINE, until
 from tests.support.workspaces import call, get_problems, list_names, read, run_source, script, serve, watch, write
 from tidings.core.model import Feature
+from tidings.workspace import DEFAULT_POLL
 from tidings.workspace.register import RegisterScripts, select_scripts
 from tidings.workspace.settings import Settings
 from tidings.workspace.source import Workspace
@@ -31,6 +33,11 @@ FILES = {
 
 def register(name: str) -> str:
     return f"#!/bin/sh\necho '{JSON % name}'\n"
+
+
+def test_scripts_run_every_5_seconds_and_all_files_are_scanned_every_10() -> None:
+    assert Settings("any").register_ttl == 5
+    assert inspect.signature(Workspace).parameters["poll"].default == DEFAULT_POLL == 10
 
 
 async def test_registered_items_replace_those_of_the_folder(tmp_path: Path) -> None:
