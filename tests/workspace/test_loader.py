@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 from mcp import MCPError
+from mcp.client.client import Client
 
 from tests.support.command import tidings
-from tests.support.workspaces import call, call_with_progress, list_names, read, serve, write
+from tests.support.workspaces import call, call_with_progress, list_names, read, script, serve, write
 from tidings.core.model import Feature
 from tidings.workspace.files import walk
 from tidings.workspace.source import Workspace
@@ -244,3 +245,30 @@ def test_new_workspace_is_valid_for_any_name(tmp_path: Path, name: str) -> None:
     assert tidings("new", tmp_path / name).status == 0
     workspace = Workspace(tmp_path / name)
     assert (workspace.problems, workspace.settings.name) == ((), name)
+
+
+@pytest.mark.parametrize(
+    ("allowlist", "served"),
+    [
+        ("one", ["one"]),
+        ("one, three  absent", ["one", "three"]),
+        ("*", ["one", "three", "two"]),
+        ("", ["one", "three", "two"]),
+    ],
+)
+async def test_only_tools_in_the_allowlist_of_mcp_bash_are_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, allowlist: str, served: list[str]
+) -> None:
+    monkeypatch.setenv("MCPBASH_TOOL_ALLOWLIST", allowlist)
+    names = ("one", "two", "three")
+    write(tmp_path, {f"tools/{name}.sh": script(name) for name in names} | {"prompts/two.md": "text"})
+    for _ in range(2):
+        workspace = Workspace(tmp_path)
+        assert list_names(workspace) == served
+        assert list_names(workspace, Feature.PROMPTS) == ["two"]
+        async with Client(workspace.server) as client:
+            for name in names:
+                result = await client.call_tool(name)
+                assert result.is_error == (name not in served)
+        entries = ", ".join(f'{{"name": "{name}", "path": "{name}.sh"}}' for name in names)
+        write(tmp_path, {"server.d/register.json": f'{{"tools": [{entries}]}}'})

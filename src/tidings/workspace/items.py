@@ -78,7 +78,9 @@ class ItemTable:
     If several units define the same key, `find_served` selects the registered item, or else the first by path.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, allowed_tools: frozenset[str] | None = None) -> None:
+        """`allowed_tools` has the names of the only tools to serve; None to serve all."""
+        self._allowed_tools = allowed_tools
         self._units_by_key: dict[ItemKey, dict[Unit, LoadedItem]] = {}
         self._ambiguous: set[ItemKey] = set()
         """The keys that more than one unit defines."""
@@ -108,6 +110,9 @@ class ItemTable:
 
     def find_served(self, key: ItemKey) -> LoadedItem | None:
         if not (items := self._units_by_key.get(key)):
+            return None
+        feature, name = key
+        if feature is Feature.TOOLS and self._allowed_tools is not None and name not in self._allowed_tools:
             return None
         unit = min(items, key=_rank)
         item = items[unit]

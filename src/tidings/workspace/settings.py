@@ -17,7 +17,7 @@ from tidings.workspace.metadata import read_meta, read_text
 from tidings.workspace.problems import InvalidFile
 from tidings.workspace.reading import MAX_BYTES
 
-__all__ = ["Settings", "load_settings"]
+__all__ = ["Settings", "load_settings", "read_tool_allowlist"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +65,12 @@ _SECTIONS: dict[str, dict[str, tuple[type, ...]]] = {
     "resources": {"max_bytes": (int,)},
     "register": {"ttl": (int, float), "timeout": (int, float)},
 }
+
+
+def read_tool_allowlist() -> frozenset[str] | None:
+    """Return the names in `MCPBASH_TOOL_ALLOWLIST`, as mcp-bash-framework reads it; None if all tools are allowed."""
+    names = frozenset(re.split(r"[\s,]+", os.environ.get("MCPBASH_TOOL_ALLOWLIST", ""))) - {""}
+    return names if names and "*" not in names else None
 
 
 def load_settings(root: Path) -> Settings:

@@ -39,7 +39,7 @@ from tidings.workspace.python import StillLoading, unload_modules, wait_for_load
 from tidings.workspace.register import RegisterScripts, select_scripts
 from tidings.workspace.requests import wrap_handlers
 from tidings.workspace.resources import FileResource
-from tidings.workspace.settings import Settings, load_settings
+from tidings.workspace.settings import Settings, load_settings, read_tool_allowlist
 from tidings.workspace.templates import FileTemplate
 from tidings.workspace.units import REGISTER, SETTINGS, Unit, find_unit, has_python, list_parents
 from tidings.workspace.watcher import FolderWatcher
@@ -105,7 +105,12 @@ class Workspace(Source):
         self._catalog: Catalog | None = None
         self._lock = threading.Lock()
         self._units: dict[Unit, LoadedUnit] = {}
-        self._table = ItemTable()
+        allowed_tools = read_tool_allowlist()
+        if allowed_tools is not None:
+            logger.info(
+                "MCPBASH_TOOL_ALLOWLIST is set; no other tools are served: %s", ", ".join(sorted(allowed_tools))
+            )
+        self._table = ItemTable(allowed_tools)
         self._served: dict[ItemKey, LoadedItem] = {}
         """The items in the SDK's registries and in the catalog. It changes together with them."""
         self._failed: dict[Unit, Problem] = {}
