@@ -155,7 +155,7 @@ class RequestChecks:
         if decoded is None:
             try:
                 decoded = _decode_listen_params(version, params)
-            except DECODE_ERRORS:
+            except (*DECODE_ERRORS, ValueError, KeyError):  # ValueError includes the errors of pydantic
                 return None
             # Traced clients send different bytes each time. These would only evict the entries of other clients.
             if len(params) <= _MAX_BYTES and b'"traceparent"' not in params:
@@ -194,6 +194,9 @@ def _decode_listen_params(version: str, raw: bytes) -> tuple[RequestedTopics, di
     route = classify_inbound_request({"method": LISTEN, "params": params}, headers=headers)
     if not isinstance(route, InboundModernRoute):
         raise msgspec.ValidationError(route.message)
+    validate_client_request(LISTEN, version, params)
+    if not _has_valid_trace_context(params["_meta"]):
+        raise msgspec.ValidationError("the trace context has other values than strings")
     return msgspec.convert(params.get("notifications"), RequestedTopics), params["_meta"], route.client_capabilities
 
 

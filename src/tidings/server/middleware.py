@@ -19,6 +19,7 @@ from mcp.server import Server, ServerRequestContext
 from mcp.server.context import CallNext, HandlerResult
 from mcp.shared.exceptions import MCPError
 from mcp_types import SERVER_INFO_META_KEY
+from mcp_types.methods import validate_client_request
 from mcp_types.version import LATEST_HANDSHAKE_VERSION, MODERN_PROTOCOL_VERSIONS
 from pydantic import BaseModel, ValidationError
 
@@ -147,6 +148,7 @@ def _listen_params(ctx: Ctx) -> types.SubscriptionsListenRequestParams | None:
     if ctx.protocol_version not in MODERN_PROTOCOL_VERSIONS:
         return None
     try:
+        validate_client_request(LISTEN, ctx.protocol_version, ctx.params)
         return types.SubscriptionsListenRequestParams.model_validate(ctx.params or {}, by_name=False)
     except ValidationError:
         return None
