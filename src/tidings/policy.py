@@ -110,7 +110,8 @@ class Policy:
     """URIs and patterns that one subscriber may watch."""
 
     max_patterns: int = 1_000
-    """Patterns among those. A client chooses them, and in the worst case each is tried for every update."""
+    """Patterns among those, of 64 characters, 8 segments and one template expression on average. A client chooses them,
+    and in the worst case each is tried for every update."""
 
     max_contents: int = 100_000
     """Resources whose content version is remembered. The one unchanged for longest is forgotten first, which costs at
@@ -221,7 +222,7 @@ class Policy:
         return replace(self, **settings)
 
 
-@lru_cache(4_096)  # bounded, because clients choose some of the patterns
+@lru_cache(256)  # at most 256 kB: clients choose some of the patterns, and they stay after the client is gone
 def _matcher(pattern: str) -> Match:
     return compile_pattern(pattern)
 

@@ -11,7 +11,8 @@ from tidings.core.catalog import Catalog
 from tidings.core.cursor import Cursor
 from tidings.core.hub import Hub
 from tidings.core.model import Feature, Notification, Topic, Version
-from tidings.core.resume import Resumed, contents_changed, resume
+from tidings.core.patterns import Match, is_pattern
+from tidings.core.resume import _MAX_WORK, Resumed, contents_changed, resume, watched_among
 from tidings.policy import Policy
 from tidings.server.uri_templates import read_template
 
@@ -153,6 +154,64 @@ def test_more_contents_than_may_be_pending_mean_refetch() -> None:
 
     assert server.resume(cursor, "board://*") == ({}, ("board://*",))
     assert contents_changed(server.hub, ["board://*"], 0) is None
+
+
+HOSTILE = {
+    "ambiguous globs": [f"board://*{one}{two}*" for one in "0123456789" for two in "0123456789abcdefghijklmnopqrst"],
+    "ambiguous templates": [f"board://{{x{number}}}" for number in range(300)],
+    "folders of many lengths": ["board://" + "a" * number for number in range(1_000)],
+}
+"""Topics that are all tried for each of `SEEN`."""
+SEEN = ["board://" + "0123456789" * 9 + str(number) for number in range(5_000)]
+
+
+@pytest.mark.parametrize("topics", HOSTILE.values(), ids=HOSTILE)
+def test_cursor_that_takes_too_long_to_compare_means_refetch(topics: list[str]) -> None:
+    server = Server(max_uris=20_000)
+    server.change(*SEEN[:100])
+    watched = server.hub.watched_uris(topics)
+    assert watched_among(SEEN, watched) is None
+    assert watched.work < 2 * _MAX_WORK, "it stops soon after the limit"
+
+    known = server.cursor(dict.fromkeys(SEEN))
+    told, refetch = server.resume(known, *topics)
+
+    patterns = [topic for topic in topics if is_pattern(topic)]
+    assert (set(told), set(refetch)) == (set(topics) - set(patterns), set(patterns))
+
+
+def test_work_of_a_cursor_does_not_depend_on_patterns_that_differ_in_literal_text() -> None:
+    server = Server()
+    few, many = (server.hub.watched_uris([f"board://b{n}/*" for n in range(size)]) for size in (10, 1_000))
+    uris = [f"board://b{number}/x" for number in range(10)] * 100
+
+    assert watched_among(uris, few) == watched_among(uris, many) == uris
+
+    assert many.work < 2 * few.work < _MAX_WORK
+
+
+def test_nothing_is_compiled_without_a_cursor() -> None:
+    server, compiled = Server(), []
+
+    def count(template: str) -> Match:
+        compiled.append(template)
+        return read_template(template)
+
+    server.hub = Hub(server.catalog, templates=count)
+
+    for cursor in (None, server.cursor(), server.cursor({Feature.TOOLS: None})):
+        server.resume(cursor, Feature.TOOLS, "board://{x}")
+
+    assert compiled == []
+
+
+def test_priorities_that_take_too_long_for_a_cursor_mean_refetch() -> None:
+    server, uris = Server(), [f"board://{number}" for number in range(2_000)]
+    server.change(*uris)
+    cursor = server.cursor(dict.fromkeys(uris))
+
+    assert not resume(cursor, EPOCH, server.hub, uris, priorities=1).refetch
+    assert resume(cursor, EPOCH, server.hub, [*uris, "board://*"], priorities=64).refetch == ("board://*",)
 
 
 def test_short_journal_makes_the_notification_incomplete() -> None:

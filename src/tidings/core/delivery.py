@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from tidings.core.counts import SuppressionReason, batches
-from tidings.core.index import WatchIndex
+from tidings.core.index import WatchedUris, WatchIndex
 from tidings.core.mailbox import NEVER, Entry, Mailbox
 from tidings.core.model import UNKNOWN_REVISION, Change, Feature, Notification, Reason, Topic, Version
 from tidings.core.notifications import by_topic
@@ -186,11 +186,14 @@ class Delivery:
     def add_missed(self, subscriber: Subscriber, told: Mapping[Topic, Version | None], now: float) -> None:
         """Add what differs between the versions that a subscriber was told and the present ones. The caller holds the
         lock."""
+        watched = self._index.watched(subscriber.uris or {}, subscriber.is_authorized)
         for topic, version in told.items():
             if subscriber.mailbox and not subscriber.mailbox.has_room(topic, subscriber.policy):
                 # Otherwise a subscriber that missed much would be closed at each return.
                 self.deliver_due(subscriber, now)
-            if not self._index.is_watching(subscriber, self._index.keys(topic)):
+            if subscriber.is_closed:
+                return
+            if not _watches(subscriber, topic, watched):
                 continue
             mailbox = subscriber.mailbox = subscriber.mailbox or Mailbox()
             if not mailbox.has_room(topic, subscriber.policy):
@@ -210,8 +213,9 @@ class Delivery:
         """Remove topics from a mailbox that its subscriber no longer watches. The caller holds the lock."""
         mailbox = subscriber.mailbox
         if mailbox is not None:
+            watched = self._index.watched(subscriber.uris or {}, subscriber.is_authorized)
             for topic in list(mailbox.entries):
-                if not self._index.is_watching(subscriber, self._index.keys(topic)):
+                if not _watches(subscriber, topic, watched):
                     is_pending = mailbox.is_pending(topic, subscriber.is_muted)
                     self.counts.suppress(SuppressionReason.UNSUBSCRIBED, is_pending)
                     mailbox.drop(topic)
@@ -333,3 +337,8 @@ class Delivery:
             self._timers.cancel(subscriber.timer)
             subscriber.timer = None
         self._woken.pop(subscriber, None)
+
+
+def _watches(subscriber: Subscriber, topic: Topic, watched: WatchedUris) -> bool:
+    # Not by the hub's index: its time depends on the patterns of all subscribers.
+    return topic in subscriber.features if isinstance(topic, Feature) else topic in watched

@@ -28,8 +28,7 @@ _MAX_PATTERNS = 64
 
 _Value = TypeVar("_Value")
 _Seconds: TypeAlias = Annotated[float, Meta(ge=0)]
-_Pattern: TypeAlias = Annotated[str, Meta(max_length=1_000)]
-_Patterns: TypeAlias = Annotated[tuple[_Pattern, ...], Meta(max_length=_MAX_PATTERNS)]
+_Patterns: TypeAlias = Annotated[tuple[str, ...], Meta(max_length=_MAX_PATTERNS)]
 _Level: TypeAlias = Literal["urgent", "high", "normal", "low"]
 
 _DETAILS: tuple[Detail, ...] = ("none", "summary", "delta", "full")
@@ -94,7 +93,7 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defa
     quiet_gap: _Seconds | None = None
     longest_wait: _Seconds | None = None
     detail: Detail | None = None
-    priorities: Annotated[dict[_Pattern, _Level], Meta(max_length=_MAX_PATTERNS)] | None = None
+    priorities: Annotated[dict[str, _Level], Meta(max_length=_MAX_PATTERNS)] | None = None
     """The order of pending contents, by URI or glob; the first match counts."""
     bookmarks: bool = False
     """Whether heartbeats have a cursor."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import count
 from typing import Any
 
@@ -21,13 +21,13 @@ from tidings.core.cursor import Cursor
 from tidings.core.delivery import Delivery
 from tidings.core.event_log import EventLog
 from tidings.core.filters import Filter
-from tidings.core.index import WatchIndex, check_limit
+from tidings.core.index import WatchedUris, WatchIndex, check_limit
 from tidings.core.journal import ChangeHistory, Journal, changes_since_told
 from tidings.core.mailbox import IsMuted
 from tidings.core.model import Change, Feature, Notification, Reason, Topic, Version, topic_named
 from tidings.core.notifications import Notifications
 from tidings.core.observer import Observers
-from tidings.core.patterns import Templates, is_pattern
+from tidings.core.patterns import Match, Templates, is_pattern
 from tidings.core.redact import redact_uri
 from tidings.core.subscriber import BUSY, LOCAL, Callbacks, ConnectionKind, Deliver, OnClose, Subscriber, check_callback
 from tidings.core.tracer import Tracer
@@ -118,6 +118,7 @@ class Hub:
         uris: Iterable[str] = (),
         told: Mapping[Topic, Version | None] | None = None,
         ttl: float | None = None,
+        matches: Mapping[str, Match] | None = None,
         **options: Any,
     ) -> Subscriber:
         """Subscribe a subscriber, or a callback, to further features, URIs and URI patterns.
@@ -126,16 +127,20 @@ class Hub:
         after the first time. A bound method does not keep its object alive: the subscription ends with the object.
 
         A subscriber is taken to know the present version of what it watches, unless `told` has another version, or None
-        for none. After `ttl` seconds, the subscriptions named here end.
+        for none. After `ttl` seconds, the subscriptions named here end. `matches` are those of the patterns that are
+        compiled already.
         """
         requested_features = [Feature(feature) for feature in features]
         requested_uris = [uris] if isinstance(uris, str) else list(uris)
         with self._delivery:
             self.close_collected()
             # Check everything before anything is changed.
-            matches = self._index.compile_patterns(requested_uris)
             known = self._find(subscriber)
             check_limit(known.policy if known else options.get("policy") or self.policy, known, requested_uris)
+            known_matches = matches or {}
+            matches = {
+                uri: known_matches.get(uri) or self.compile_pattern(uri) for uri in filter(is_pattern, requested_uris)
+            }
             if not isinstance(subscriber, Subscriber):
                 subscriber = known or self._open_callback(subscriber, options)
             if subscriber.is_closed:
@@ -239,6 +244,20 @@ class Hub:
     def count_subscriptions(self) -> list[tuple[Topic, int]]:
         """Return the same with the number of subscribers, and without the lock, because metrics ask often."""
         return [(topic, len(subscribers)) for topic, subscribers in list(self._index.by_topic.items())]
+
+    def compile_pattern(self, pattern: str) -> Match:
+        """Return a predicate for the URIs that match a pattern. Raise `InvalidPattern` if it is invalid."""
+        return self._index.compile_pattern(pattern)
+
+    def watched_uris(
+        self,
+        uris: Collection[str],
+        is_authorized: Callable[[str], bool] | None = None,
+        matches: Mapping[str, Match] | None = None,
+    ) -> WatchedUris:
+        """Return the resources that these URIs and patterns watch. `is_authorized` says which of them may be watched
+        without being named."""
+        return self._index.watched(uris, is_authorized, matches)
 
     def told(self, subscriber: Subscriber, topic: Topic) -> Version | None:
         """Return the version that a subscriber was told, or knew when it subscribed; None for none."""

@@ -5,19 +5,22 @@ Finding the subscribers of a change takes time in proportion to their number, ho
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping, Set
+from contextlib import suppress
 from itertools import combinations
 
 from tidings.core.model import Feature, Topic
 from tidings.core.patterns import Match, PatternIndex, Templates, compile_pattern, is_pattern
 from tidings.core.subscriber import Subscriber
-from tidings.errors import LimitReached
+from tidings.errors import InvalidPattern, LimitReached
 from tidings.policy import Policy
 
-__all__ = ["WatchIndex", "check_limit"]
+__all__ = ["WatchIndex", "WatchedUris", "check_limit"]
 
 _MAX_FOLDERS = 256
 """Folders whose watched ancestors are cached."""
+_PATTERN_LENGTH, _PATTERN_SEGMENTS, _PATTERN_EXPRESSIONS = 64, 8, 1
+"""The average for which `Policy.max_patterns` is meant. Longer patterns count as several: they take as much time."""
 
 _NO_SUBSCRIBERS: Mapping[Subscriber, None] = {}
 
@@ -43,18 +46,29 @@ class WatchIndex:
         self._templates = templates
         self._covers_subresources = covers_subresources
 
-    def compile_patterns(self, uris: Iterable[str]) -> dict[str, Match]:
-        """Return those URIs that are new patterns, compiled for `add`. Raise `InvalidPattern` for a bad one."""
-        return {
-            uri: compile_pattern(uri, self._templates) for uri in uris if is_pattern(uri) and uri not in self.by_topic
-        }
+    def compile_pattern(self, pattern: str) -> Match:
+        """Return the compiled form of a pattern. Raise `InvalidPattern` if it is invalid."""
+        return self.patterns.matches.get(pattern) or compile_pattern(pattern, self._templates)
+
+    def watched(
+        self,
+        uris: Collection[str],
+        is_authorized: Callable[[str], bool] | None = None,
+        matches: Mapping[str, Match] | None = None,
+    ) -> WatchedUris:
+        """Return the resources that these URIs and patterns watch. `matches` are patterns that are compiled already."""
+
+        def compile(pattern: str) -> Match:
+            return (matches or {}).get(pattern) or self.compile_pattern(pattern)
+
+        return WatchedUris(uris, compile, self._covers_subresources, is_authorized)
 
     def keys(self, topic: Topic) -> list[Topic]:
         """Return the keys under which a topic may be watched: itself, matching patterns, and watched ancestors."""
         keys: list[Topic] = [topic]
         if not isinstance(topic, str):
             return keys
-        if self.patterns.count:
+        if self.patterns.matches:
             keys += self.patterns.matching(topic)
         if self._covers_subresources:
             folder = topic[: topic.rfind("/", 0, -1) + 1]
@@ -65,8 +79,7 @@ class WatchIndex:
     def _find_ancestors(self, topic: str, folder: str) -> list[Topic]:
         """Return the watched ancestors of a URI in a folder: `a://b/c/`, `a://b/c`, `a://b/` and so on."""
         ancestors: list[Topic] = []
-        scheme = topic.find("://")
-        root = scheme + 3 if scheme >= 0 else 0
+        root = _root(topic)
         end = len(folder) - 1
         while end > root:
             ancestors += [path for path in (folder[: end + 1], folder[:end]) if path in self.by_topic]
@@ -97,15 +110,14 @@ class WatchIndex:
             return False
         return subscriber.is_authorized is None or subscriber.is_authorized(str(topic))
 
-    def add(self, subscriber: Subscriber, topic: Topic, matches: Mapping[str, Match]) -> bool:
+    def add(self, subscriber: Subscriber, topic: Topic, matches: Mapping[str, Match] | None = None) -> bool:
         """Add a subscription. Return whether it is the first one to the topic."""
         subscribers = self.by_topic.get(topic)
         if subscribers is None:
             subscribers = self.by_topic[topic] = {}
             self._ancestors.clear()
             if isinstance(topic, str) and is_pattern(topic):
-                # Not in `matches` if its last subscriber was garbage-collected in the meantime.
-                self.patterns.add(topic, matches.get(topic) or compile_pattern(topic, self._templates))
+                self.patterns.add(topic, (matches or {}).get(topic) or self.compile_pattern(topic))
         is_first = not subscribers
         subscribers[subscriber] = None
         if isinstance(topic, Feature):
@@ -158,8 +170,84 @@ def check_limit(policy: Policy, subscriber: Subscriber | None, uris: list[str]) 
     if not uris:
         return
     watched = dict.fromkeys([*((subscriber.uris if subscriber else None) or ()), *uris])
-    counts = {"max_uris": len(watched), "max_patterns": sum(map(is_pattern, watched))}
+    patterns = list(filter(is_pattern, watched))
+    counts = {"max_uris": len(watched), "max_patterns": len(patterns)}
     for name, count in counts.items():
         limit: int = getattr(policy, name)
         if count > limit:
             raise LimitReached(f"this would make {count} subscriptions; Policy.{name} allows {limit}")
+    sizes = {
+        "characters": (sum(map(len, patterns)), _PATTERN_LENGTH),
+        "segments": (sum(pattern.count("/") + 1 for pattern in patterns), _PATTERN_SEGMENTS),
+        "template expressions": (sum(pattern.count("{") for pattern in patterns), _PATTERN_EXPRESSIONS),
+    }
+    for unit, (size, average) in sizes.items():
+        # A single pattern has limits of its own.
+        if len(patterns) > 1 and size > average * policy.max_patterns:
+            raise LimitReached(
+                f"these patterns have {size} {unit} together; Policy.max_patterns ({policy.max_patterns}) "
+                f"allows {average * policy.max_patterns}"
+            )
+
+
+class WatchedUris:
+    """The resources that some URIs and patterns watch, to look up many of them.
+
+    Clients choose both sides, so the caller compares `work` with a limit after each lookup. Nothing is compiled before
+    the first lookup needs it."""
+
+    __slots__ = ("_compile", "_is_authorized", "_lengths", "_patterns", "_uris", "_work")
+
+    def __init__(
+        self,
+        uris: Collection[str],
+        compile: Callable[[str], Match],
+        covers_subresources: bool,
+        is_authorized: Callable[[str], bool] | None = None,
+    ) -> None:
+        """`is_authorized` says whether a resource may be watched through a pattern or a parent resource."""
+        self._uris = uris if isinstance(uris, Set | Mapping) else frozenset(uris)
+        self._compile = compile
+        self._is_authorized = is_authorized
+        self._patterns: PatternIndex | None = None
+        self._work = 0
+        self._lengths: list[int] | None = None if covers_subresources else []
+        """The lengths of the URIs."""
+
+    @property
+    def work(self) -> int:
+        """The work of all lookups so far, in the units of `PatternIndex.work`."""
+        return self._work + (self._patterns.work if self._patterns is not None else 0)
+
+    def __contains__(self, uri: str) -> bool:
+        if uri in self._uris:
+            return not is_pattern(uri)
+        if not self._has_watched_ancestor(uri) and not self._index_patterns().matching(uri):
+            return False
+        return self._is_authorized is None or self._is_authorized(uri)
+
+    def _has_watched_ancestor(self, uri: str) -> bool:
+        if self._lengths is None:
+            self._lengths = sorted(set(map(len, self._uris)))
+        root = _root(uri)
+        for length in self._lengths:
+            self._work += 1 + length // 256
+            # A folder may be watched with its slash, or without. The last character of a URI ends no folder.
+            slashes = [at for at in (length - 1, length) if root < at < len(uri) - 1 and uri[at] == "/"]
+            if slashes and uri[:length] in self._uris:
+                return True
+        return False
+
+    def _index_patterns(self) -> PatternIndex:
+        if self._patterns is None:
+            self._patterns = PatternIndex()
+            for uri in filter(is_pattern, self._uris):
+                with suppress(InvalidPattern):  # from a server with other templates
+                    self._patterns.add(uri, self._compile(uri))
+        return self._patterns
+
+
+def _root(uri: str) -> int:
+    """Return where the path of a URI starts."""
+    scheme = uri.find("://")
+    return scheme + 3 if scheme >= 0 else 0

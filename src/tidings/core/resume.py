@@ -11,14 +11,18 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tidings.core.cursor import Cursor
+from tidings.core.index import WatchedUris
 from tidings.core.model import Feature, Topic, Version
-from tidings.core.patterns import compile_pattern, is_pattern
-from tidings.errors import InvalidPattern
+from tidings.core.patterns import Match, is_pattern
 
 if TYPE_CHECKING:
     from tidings.core.hub import Hub
 
-__all__ = ["Resumed", "contents_changed", "resume", "resume_from_store", "watch_predicate"]
+__all__ = ["Resumed", "contents_changed", "resume", "resume_from_store", "watched_among"]
+
+_MAX_WORK = 100_000
+"""The work (see `PatternIndex.work`) of finding what a returning client has missed: less than 100 ms. The client
+chooses the cursor and the patterns, and other clients wait meanwhile."""
 
 
 class Resumed(NamedTuple):
@@ -31,26 +35,39 @@ class Resumed(NamedTuple):
 
 
 def resume(
-    given: Any, epoch: str, hub: Hub, topics: Iterable[Topic], is_authorized: Callable[[str], bool] | None = None
+    given: Any,
+    epoch: str,
+    hub: Hub,
+    topics: Iterable[Topic],
+    is_authorized: Callable[[str], bool] | None = None,
+    *,
+    matches: Mapping[str, Match] | None = None,
+    priorities: int = 0,
 ) -> Resumed:
     """Return what a client knows of the topics that it watches, from the JSON value of its cursor.
 
-    `is_authorized` says whether it may see a resource that it did not name.
-    """
+    `is_authorized` says whether it may see a resource that it did not name. `matches` are the patterns that are
+    compiled already, and `priorities` the number of those that decide the order of delivery."""
     topics = list(topics)
     uris = [topic for topic in topics if not isinstance(topic, Feature)]
     cursor = Cursor.parse(given)
     if cursor is None:
-        return _combine(None, dict.fromkeys(topic for topic in topics if not is_pattern(topic)), uris)
-    is_watched = watch_predicate(uris, hub, is_authorized)
-    told = {
-        topic: None if _is_forgotten(version, hub) else version
-        for topic, version in cursor.told(epoch).items()
-        if (topic in topics if isinstance(topic, Feature) else is_watched(topic))
+        return _nothing_known(topics)
+    versions = cursor.told(epoch)
+    told: dict[Topic, Version | None] = {
+        topic: version for topic, version in versions.items() if isinstance(topic, Feature) and topic in topics
     }
+    watched = hub.watched_uris(frozenset(uris), is_authorized, matches)
+    found = watched_among([topic for topic in versions if not isinstance(topic, Feature)], watched)
+    if found is None:
+        return _nothing_known(topics)
+    for uri in found:
+        told[uri] = None if _is_forgotten(versions[uri], hub) else versions[uri]
+    if _takes_too_long(told, hub, priorities):
+        return _nothing_known(topics)
     if cursor.as_of is None:
         return Resumed(told)
-    changed = contents_changed(hub, uris, cursor.as_of, is_authorized) if cursor.epoch == epoch else None
+    changed = contents_changed(hub, uris, cursor.as_of, is_authorized, matches) if cursor.epoch == epoch else None
     return _combine(changed, told, uris)
 
 
@@ -67,8 +84,23 @@ def resume_from_store(
     return Resumed(hub.notifications.without_outdated(known), refetch)
 
 
+def watched_among(candidates: Iterable[str], watched: WatchedUris) -> list[str] | None:
+    """Return the candidates that are watched. Return None if there are too many to find out."""
+    found = []
+    for uri in candidates:
+        if uri in watched:
+            found.append(uri)
+        if watched.work > _MAX_WORK:
+            return None
+    return found
+
+
 def contents_changed(
-    hub: Hub, uris: Collection[str], as_of: int, is_authorized: Callable[[str], bool] | None = None
+    hub: Hub,
+    uris: Collection[str],
+    as_of: int,
+    is_authorized: Callable[[str], bool] | None = None,
+    matches: Mapping[str, Match] | None = None,
 ) -> dict[str, Version | None] | None:
     """Return the contents that changed after a revision and are watched by these URIs and patterns, with the version
     before (None if the journal does not reach back). Return None if that is unknown, or if they are too many."""
@@ -76,14 +108,27 @@ def contents_changed(
         return {}
     if not hub.catalog.resources.forgotten <= as_of <= hub.notifications.revision:
         return None
-    is_watched = watch_predicate(uris, hub, is_authorized)
-    changed = [uri for uri in hub.notifications.contents_since(as_of) if is_watched(uri)]
-    if len(changed) > hub.policy.max_pending:
+    watched = hub.watched_uris(uris, is_authorized, matches)
+    changed = watched_among(hub.notifications.contents_since(as_of), watched)
+    if changed is None or len(changed) > hub.policy.max_pending:
         return None
     before: dict[str, Version] = {}
     for change in (hub.journal.contents_since(as_of) or ()) if changed else ():
         before.setdefault(change.key, change.previous)
     return {uri: before.get(uri) for uri in reversed(changed)}
+
+
+def _nothing_known(topics: Collection[Topic]) -> Resumed:
+    """Return that a client must refetch everything that it watches."""
+    uris = [topic for topic in topics if not isinstance(topic, Feature)]
+    return _combine(None, dict.fromkeys(topic for topic in topics if not is_pattern(topic)), uris)
+
+
+def _takes_too_long(told: Mapping[Topic, Version | None], hub: Hub, priorities: int) -> bool:
+    """Return whether the client's priorities, which are tried for each content to be delivered, would take too long."""
+    version_of = hub.notifications.version
+    sizes = [8 + len(str(topic)) // 2 for topic, version in told.items() if priorities and version != version_of(topic)]
+    return sum(sizes) * priorities > _MAX_WORK
 
 
 def _combine(
@@ -103,27 +148,3 @@ def _combine(
 def _is_forgotten(version: Version | None, hub: Hub) -> bool:
     """Return whether a version stands for "content unknown" and the content may have changed since, without a trace."""
     return version is not None and not version.digest and version.revision < hub.catalog.resources.forgotten
-
-
-def watch_predicate(
-    uris: Collection[str], hub: Hub, is_authorized: Callable[[str], bool] | None = None
-) -> Callable[[str], bool]:
-    """Return a predicate for the resources that these URIs and patterns watch."""
-    exact = frozenset(uris)
-    folders = tuple(uri if uri.endswith("/") else f"{uri}/" for uri in exact) if hub.policy.subresources else ()
-    matches = []
-    for uri in uris:
-        if is_pattern(uri):
-            try:
-                matches.append(compile_pattern(uri, hub.templates))
-            except InvalidPattern:
-                continue  # from a server with other templates
-
-    def is_watched(uri: str) -> bool:
-        if uri in exact:
-            return not is_pattern(uri)
-        return (uri.startswith(folders) or any(match(uri) for match in matches)) and (
-            is_authorized is None or is_authorized(uri)
-        )
-
-    return is_watched

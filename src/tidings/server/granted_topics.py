@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
 
 from tidings.core.model import Feature, Topic, topics_json
+from tidings.core.patterns import Match
 
 __all__ = ["GrantedTopics", "RequestedTopics"]
 
@@ -29,9 +30,11 @@ class RequestedTopics(msgspec.Struct, rename="camel"):
 class GrantedTopics:
     """The topics that this server can send, and this caller may watch."""
 
-    __slots__ = ("features", "uris")
+    __slots__ = ("features", "matches", "uris")
 
-    def __init__(self, topics: Iterable[Topic]) -> None:
+    def __init__(self, topics: Iterable[Topic], matches: Mapping[str, Match] | None = None) -> None:
+        """`matches` are the compiled patterns, which may include others."""
+        self.matches = matches or {}
         self.features: list[Feature] = []
         self.uris: list[str] = []
         for topic in topics:

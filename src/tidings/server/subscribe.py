@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -31,8 +32,8 @@ from tidings.core.hub import Hub
 from tidings.core.index import check_limit
 from tidings.core.mailbox import IsMuted
 from tidings.core.model import Feature, Reason, Topic, Version
-from tidings.core.patterns import compile_pattern, is_pattern
-from tidings.core.resume import Resumed, resume, watch_predicate
+from tidings.core.patterns import Match, is_pattern
+from tidings.core.resume import Resumed, resume
 from tidings.core.subscriber import ConnectionKind, Deliver, OnClose, Subscriber
 from tidings.errors import InvalidPattern
 from tidings.server.authorization import Authorization, Principal, owner_of
@@ -138,12 +139,14 @@ class Subscriptions:
 
         Raise `LimitReached` if more are requested than the policy allows."""
         topics: list[Topic] = [feature for feature in requested.features if self.serves(feature)]
+        matches: dict[str, Match] = {}
         if requested.resource_subscriptions:
             uris = list(dict.fromkeys(requested.resource_subscriptions))
             check_limit(self.policy, None, uris)
             if self.serves_contents():
-                topics += [uri for uri in uris if self._can_watch(uri)]
-        return GrantedTopics(await self.authorization.filter(principal, topics))
+                matches = self._compile_patterns(uris)
+                topics += [uri for uri in uris if (uri in matches if is_pattern(uri) else is_unicode(uri))]
+        return GrantedTopics(await self.authorization.filter(principal, topics), matches)
 
     async def allows_uri(self, principal: Principal | None, uri: str) -> bool:
         """Return whether a caller may watch a URI or pattern."""
@@ -197,14 +200,13 @@ class Subscriptions:
             logger.exception("terms() failed for %r; using the defaults", principal)
             return None
 
-    def _can_watch(self, uri: str) -> bool:
-        try:
-            if is_pattern(uri):
-                compile_pattern(uri, self.hub.templates)
-                return self.authorization.allows_patterns
-        except InvalidPattern:
-            return False
-        return is_unicode(uri)
+    def _compile_patterns(self, uris: Iterable[str]) -> dict[str, Match]:
+        """Return the valid patterns among some URIs, compiled."""
+        matches: dict[str, Match] = {}
+        for uri in filter(is_pattern, uris) if self.authorization.allows_patterns else ():
+            with suppress(InvalidPattern):
+                matches[uri] = self.hub.compile_pattern(uri)
+        return matches
 
 
 _NO_DURABLE = DurableSubscription(name="")
@@ -217,6 +219,7 @@ class PreparedSubscription:
         "_connection",
         "_is_acknowledged",
         "_owner",
+        "_resumed",
         "_resumed_uris",
         "_subscriptions",
         "granted",
@@ -239,6 +242,8 @@ class PreparedSubscription:
         self._owner = owner
         self._connection: DurableConnection | None = None
         self._is_acknowledged = False
+        self._resumed: Resumed | None = None
+        """What the acknowledgement said, until the subscriber is opened."""
         self._resumed_uris: set[str] = set()
         self.options = options
         self.granted = granted
@@ -289,7 +294,8 @@ class PreparedSubscription:
             return {}
         self._is_acknowledged = True
         topics = self.granted.topics
-        told, refetch = self._resume(topics)
+        self._resumed = self._resume(topics)
+        told, refetch = self._resumed
         # The cursor has the versions before the notifications that follow, because the stream may break before them.
         cursor = self._subscriptions.cursor(topics, told, self._as_of(topics, is_session))
         meta: dict[str, Any] = {CURSOR_KEY: cursor}
@@ -342,7 +348,7 @@ class PreparedSubscription:
             if announces:
                 announced: dict[Topic, Version | None] = dict.fromkeys(granted.features)
                 told = announced | (told or {})
-            return hub.subscribe(subscriber, *granted.features, uris=granted.uris, told=told)
+            return hub.subscribe(subscriber, *granted.features, uris=granted.uris, told=told, matches=granted.matches)
         except BaseException:
             hub.close(subscriber, Reason.DISCONNECTED)
             self.slot.release()
@@ -388,7 +394,8 @@ class PreparedSubscription:
         if self._connection is not None and not self._is_acknowledged:
             return self._connection.told()
         is_returning = self.options.resume is not ABSENT or self._connection is not None
-        return self._resume(topics).told if is_returning else None
+        resumed, self._resumed = self._resumed, None
+        return (resumed or self._resume(topics)).told if is_returning else None
 
     def _resume(self, topics: list[Topic]) -> Resumed:
         """Return the versions that the client knows, from its cursor and from its durable subscription."""
@@ -403,16 +410,24 @@ class PreparedSubscription:
         if self.options.resume is ABSENT:
             return Resumed({})
         subscriptions = self._subscriptions
-        return resume(self.options.resume, subscriptions.epoch, subscriptions.hub, topics, self.is_authorized)
+        return resume(
+            self.options.resume,
+            subscriptions.epoch,
+            subscriptions.hub,
+            topics,
+            self.is_authorized,
+            matches=self.granted.matches,
+            priorities=len(self.options.policy.priorities),
+        )
 
     def _resume_uri(self, subscriber: Subscriber, uri: str) -> Resumed:
         """Return what a session knows of a URI that it subscribes to after the handshake. Leave out the resources that
         it already watches: the hub has their versions."""
         told, refetch = self._resume_by_cursor([uri])
-        is_watched = watch_predicate(subscriber.uris or (), self._subscriptions.hub, self.is_authorized)
+        watched = self._subscriptions.hub.watched_uris(subscriber.uris or {}, self.is_authorized)
         known = self._resumed_uris
-        new = {topic: told[topic] for topic in told if topic not in known and not is_watched(str(topic))}
-        is_new = uri not in known and not is_watched(uri)
+        new = {topic: told[topic] for topic in told if topic not in known and str(topic) not in watched}
+        is_new = uri not in known and uri not in watched
         known |= {uri, *map(str, new)}
         return Resumed(new, refetch if is_new else ())
 

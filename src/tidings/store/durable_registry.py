@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 from msgspec import structs
 
 from tidings.core.index import check_limit
-from tidings.core.model import Feature, Version
-from tidings.core.patterns import compile_pattern, is_pattern
-from tidings.core.resume import Resumed, contents_changed, resume_from_store, watch_predicate
+from tidings.core.model import UNKNOWN_REVISION, Feature, Version
+from tidings.core.patterns import is_pattern
+from tidings.core.resume import Resumed, contents_changed, resume_from_store, watched_among
 from tidings.errors import LimitReached, TidingsError
 from tidings.store.durable import MAX_NAME_LENGTH, DurableSubscription, Key, Owner, Webhook, reason_not_storable
 from tidings.store.durable_connection import DurableConnection
@@ -372,10 +372,13 @@ class DurableSubscriptions:
         contents = {
             uri: version if version == notifications.version(uri) else None for uri, version in record.contents.items()
         }
+        as_of = record.as_of
         if record.uris:
-            is_watched = watch_predicate(record.uris, self.hub)
-            contents |= dict.fromkeys(filter(is_watched, notifications.contents_since(record.as_of)))
-        return structs.replace(record, lists=lists, contents=contents, expires=self.expiry(record))
+            changed = watched_among(notifications.contents_since(as_of), self.hub.watched_uris(record.uris))
+            if changed is None:
+                as_of = UNKNOWN_REVISION
+            contents |= dict.fromkeys(changed or ())
+        return structs.replace(record, as_of=as_of, lists=lists, contents=contents, expires=self.expiry(record))
 
     def _continued(self, previous: DurableSubscription, record: DurableSubscription) -> DurableSubscription:
         """Return `record` with what `previous` was told. The client knows the present versions of new
@@ -387,8 +390,10 @@ class DurableSubscriptions:
             changed = contents_changed(self.hub, previous.uris, as_of)
             if changed is not None:  # otherwise the client has to refetch in any case
                 as_of, contents = notifications.revision, {**changed, **contents}
-        is_watched = watch_predicate(record.uris, self.hub)
-        contents = {uri: version for uri, version in contents.items() if is_watched(uri)}
+        watched = watched_among(contents, self.hub.watched_uris(record.uris))
+        if watched is None:
+            as_of = UNKNOWN_REVISION  # the client has to refetch
+        contents = {uri: contents[uri] for uri in watched or ()}
         return structs.replace(record, as_of=as_of, lists=lists, contents=contents, created=previous.created)
 
     def _set(self, record: DurableSubscription) -> None:
@@ -408,7 +413,7 @@ class DurableSubscriptions:
             raise TidingsError(f"the name of a subscription has 1 to {MAX_NAME_LENGTH} characters, not {length}")
         check_limit(self.hub.policy, None, list(record.uris))
         for uri in filter(is_pattern, record.uris):
-            compile_pattern(uri, self.hub.templates)
+            self.hub.compile_pattern(uri)
         if (reason := reason_not_storable(record)) is not None:
             raise TidingsError(f"the subscription {record.name!r:.80} can't be kept: {reason}")
 
