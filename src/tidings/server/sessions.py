@@ -221,6 +221,8 @@ class Sessions:
         """Serve a listen stream until it ends."""
         if ctx.request_id is None:
             raise MCPError(types.INVALID_REQUEST, f"{LISTEN} requires a request id")
+        if isinstance(ctx.request_id, str) and not is_unicode(ctx.request_id):
+            raise MCPError(types.INVALID_REQUEST, "The request id contains an unpaired surrogate")
         capabilities = ctx.session.client_capabilities
         try:
             prepared = await self._subscriptions.prepare(
