@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.command import DEADLINE, GRACE, HELLO, INITIALIZE, replace_file, start_command
+from tests.support.command import DEADLINE, GRACE, HELLO, INITIALIZE, replace_file, start_command, tidings
 from tests.support.messages import modern_message
 from tidings.cli.logs import LogFormat, LogLevel, LogOptions
 from tidings.cli.serve_stdio import StdioOptions, parse_arguments
@@ -133,3 +133,11 @@ async def test_stdout_contains_only_protocol_messages(board: Path) -> None:
         log = (await process.stderr.read()).decode()
         assert "noise" in log
         assert "tool hi added" in log
+
+
+def test_the_variable_of_mcp_bash_names_the_folder(board: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MCPBASH_PROJECT_ROOT", str(board))
+
+    assert parse_arguments(["serve", "--stdio"]) == StdioOptions(board)
+    assert parse_arguments(["serve", "--stdio", "other"]) == StdioOptions(Path("other"))
+    assert json.loads(tidings("validate", "--json").stdout)["workspace"] == str(board)

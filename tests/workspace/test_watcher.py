@@ -114,7 +114,7 @@ async def test_edited_file_notifies_for_every_item_made_of_it(tmp_path: Path) ->
     async with watch(tmp_path) as watcher:
         (tmp_path / "resources" / "folder").symlink_to("sub")
         await watcher.settle()
-        assert "the file 'late.txt' does not exist" in await watcher.errors()
+        assert "the file 'other/late.txt' does not exist" in await watcher.errors()
         write(
             tmp_path,
             {

@@ -13,7 +13,11 @@ from tidings.workspace import TOP_LEVEL
 if TYPE_CHECKING:
     from tidings.workspace.source import Workspace
 
-__all__ = ["check_folder", "check_workspace", "open_workspace"]
+__all__ = ["PROJECT_VARIABLE", "check_folder", "check_workspace", "open_workspace"]
+
+
+PROJECT_VARIABLE = "MCPBASH_PROJECT_ROOT"
+"""The variable that has the folder if the command has none. Settings of clients for mcp-bash-framework contain it."""
 
 
 def check_folder(folder: Path) -> None:

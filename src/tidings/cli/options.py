@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from tidings.cli.folder import PROJECT_VARIABLE
 from tidings.cli.output import fail
 
 __all__ = ["TOKEN_VARIABLE", "Folder", "Target", "Token", "TokenFile", "is_url"]
@@ -18,7 +19,10 @@ TOKEN_VARIABLE = "TIDINGS_AUTH_TOKEN"
 Folder = Annotated[
     Path,
     typer.Argument(
-        metavar="DIR", help="The workspace: the folder that contains tools/, resources/, prompts/.", readable=False
+        metavar="DIR",
+        help="The workspace: the folder that contains tools/, resources/, prompts/.",
+        readable=False,
+        envvar=PROJECT_VARIABLE,
     ),
 ]
 Target = Annotated[str, typer.Argument(metavar="URL|DIR", help="A running server, or the folder of a workspace.")]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tidings.cli.folder import open_workspace
+from tidings.cli.folder import PROJECT_VARIABLE, open_workspace
 from tidings.cli.logs import LogFormat, LogLevel, LogOptions, set_up_logging
 from tidings.cli.state import find_state_file, open_store
 from tidings.server.garbage_collection import without_gc
@@ -64,7 +65,8 @@ def parse_arguments(arguments: Sequence[str]) -> StdioOptions | None:
             return None
     if not is_stdio or len(folders) > 1 or not poll >= 0:
         return None
-    return StdioOptions(folders[0] if folders else Path(), poll, state, LogOptions(level, log_format, is_quiet))
+    folder = folders[0] if folders else Path(os.environ.get(PROJECT_VARIABLE, ""))
+    return StdioOptions(folder, poll, state, LogOptions(level, log_format, is_quiet))
 
 
 def serve_stdio(options: StdioOptions) -> None:

@@ -21,9 +21,18 @@ from typing import Any
 
 from tidings.core.encoding import is_unicode
 from tidings.errors import InvalidItem
+from tidings.workspace.files import find_inside
 from tidings.workspace.reading import read_inside
 
-__all__ = ["SDK", "build_environment", "check_variables", "encode_json", "find_json_tool", "list_roots"]
+__all__ = [
+    "SDK",
+    "add_env_script",
+    "build_environment",
+    "check_variables",
+    "encode_json",
+    "find_json_tool",
+    "list_roots",
+]
 
 SDK = Path(__file__).parent / "sdk"
 
@@ -40,6 +49,11 @@ _MAX_VARIABLE = 128 * 1024
 
 _MAX_ARGUMENTS = 256 * 1024
 """Bytes of all arguments together: half of the limit of macOS for the whole environment."""
+
+_RUN_AFTER_SCRIPT = """\
+source "$0" </dev/null >&2 || { status=$?; echo "server.d/env.sh failed with status ${status}" >&2; exit 1; }
+exec "$@"
+"""
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _ARGUMENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
@@ -102,6 +116,12 @@ def build_environment(
             "MCP_TOOL_RESOURCES_FILE": str(scratch / "resources"),
         }
     return env
+
+
+def add_env_script(root: Path, command: Sequence[str]) -> Sequence[str]:
+    """Return the command preceded by `server.d/env.sh`, if there is one. The variables that it exports are set."""
+    path = find_inside(root, root / "server.d" / "env.sh")
+    return command if path is None else ["bash", "-c", _RUN_AFTER_SCRIPT, str(path), *command]
 
 
 def encode_json(value: Any) -> str:

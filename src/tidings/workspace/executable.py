@@ -25,7 +25,7 @@ from pydantic import SkipValidation, ValidationError
 from tidings.errors import InvalidItem
 from tidings.workspace.call_slots import TooManyCalls, call_slot
 from tidings.workspace.caller import Caller
-from tidings.workspace.environment import build_environment, check_variables, encode_json, list_roots
+from tidings.workspace.environment import add_env_script, build_environment, check_variables, encode_json, list_roots
 from tidings.workspace.items import LoadedItem, make_item
 from tidings.workspace.problems import invalid_field, invalid_model
 from tidings.workspace.process import CannotStart, run_process
@@ -93,7 +93,7 @@ class Executable:
 
         try:
             outcome = await run_process(
-                self.command,
+                add_env_script(self.root, self.command),
                 stdin=encode_json(arguments).encode(),
                 env=build_environment(
                     self.root,

@@ -18,6 +18,7 @@ from tidings.workspace.resources import find_described, make_resource
 from tidings.workspace.settings import Settings
 from tidings.workspace.templates import make_template
 from tidings.workspace.tools import load_tools
+from tidings.workspace.ui import load_page
 from tidings.workspace.units import Unit
 
 __all__ = ["LoadedUnit", "check_items", "list_other_files", "load_items"]
@@ -40,6 +41,9 @@ def load_items(root: Path, settings: Settings, unit: Unit, files: list[Path]) ->
         case "tools":
             return load_tools(root, settings, unit, files)
         case "resources":
+            if unit.is_folder:
+                page = load_page(root, settings, root / unit.key, files, (root / unit.key).name)
+                return [page] if page else []
             return _load_resources(root, settings, files)
         case "prompts":
             return load_prompts(root, files)

@@ -54,12 +54,18 @@ def split_meta(files: Iterable[Path]) -> tuple[list[Path], list[Path]]:
     return metas, others
 
 
-def require_inside(root: Path, path: Path, meta_path: Path) -> Path:
-    """Return the file that a `.meta.json` names, with links resolved."""
-    found = find_inside(root, path)
+def require_inside(root: Path, path: Path | str, meta_path: Path) -> Path:
+    """Return the file that a `.meta.json` names, with links resolved.
+
+    The path is relative to the folder of the `.meta.json`, to the folder of its kind (`prompts/`), or to the workspace.
+    """
+    folders = (meta_path.parent, root / meta_path.relative_to(root).parts[0], root)
+    found = find_inside(root, *(folder / path for folder in folders))
     if found is None:
-        reason = "does not exist" if path.resolve().is_relative_to(root) else "is outside the workspace"
-        raise InvalidFile(meta_path, f"the file {path.name!r} {reason}")
+        is_inside = (meta_path.parent / path).resolve().is_relative_to(root)
+        raise InvalidFile(
+            meta_path, f"the file {str(path)!r} {'does not exist' if is_inside else 'is outside the workspace'}"
+        )
     return found
 
 

@@ -42,7 +42,7 @@ def load_prompts(root: Path, files: list[Path]) -> list[LoadedItem]:
     metas, texts = split_meta(files)
     meta = read_meta(root, metas[0]) if metas else {}
     if metas and "path" in meta:
-        texts = [require_inside(root, metas[0].parent / str(meta["path"]), metas[0])]
+        texts = [require_inside(root, str(meta["path"]), metas[0])]
     elif metas and not texts:
         raise InvalidFile(metas[0], "describes no text; name one in path, or put one of the same name beside it")
     meta_path = metas[0] if metas and len(texts) == 1 else None

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from tidings.errors import TidingsError
-from tidings.workspace.environment import build_environment
+from tidings.workspace.environment import add_env_script, build_environment
 from tidings.workspace.files import find_inside, read_state
 from tidings.workspace.items import LoadedItem, UnitContent
 from tidings.workspace.metadata import parse_object, read_file
@@ -37,6 +37,9 @@ __all__ = ["RegisterScripts", "select_scripts"]
 _REGISTRIES = {"tools": "tools", "resources": "resources", "resourceTemplates": "templates", "prompts": "prompts"}
 """The kinds of a registration, and the registries of `MCPServer` that they belong to."""
 
+_SOURCE = 'source "${MCP_SDK}/register-sdk.sh"; source "$0"'
+"""Runs a `register.sh` with the functions of mcp-bash-framework, as that framework does."""
+
 _SIGNAL_INTERVAL = 0.1
 """Seconds between two checks for a signal: one that arrives just before a wait does not interrupt the wait."""
 
@@ -44,10 +47,10 @@ _KNOWN_MEMBERS = frozenset({*_REGISTRIES, "completions", "version", "_meta", "ui
 
 
 def select_scripts(files: list[Path]) -> list[Path]:
-    """Return the executables among the unit's files. There are none if a `register.json` replaces them."""
+    """Return the executables among the unit's files, and `register.sh`. A `register.json` replaces all of them."""
     if any(path.name == "register.json" for path in files):
         return []
-    return [path for path in files if os.access(path, os.X_OK)]
+    return [path for path in files if path.name == "register.sh" or os.access(path, os.X_OK)]
 
 
 class RegisterScripts:
@@ -171,7 +174,7 @@ async def _run_script(root: Path, settings: Settings, path: Path) -> bytes:
     """Run a script and return its standard output."""
     try:
         outcome = await run_process(
-            [str(path)],
+            add_env_script(root, [str(path)] if path.name != "register.sh" else ["bash", "-c", _SOURCE, str(path)]),
             stdin=b"",
             env=build_environment(root, {}, name="register", allowed=settings.env),
             cwd=root,

@@ -102,14 +102,17 @@ def find_described(root: Path, meta: dict[str, Any], meta_path: Path, others: li
     if provider != "file":
         raise InvalidFile(meta_path, f"provider {provider!r} is not supported; only 'file' is")
     same_name = meta_path.with_name(meta_path.name.removesuffix(META_SUFFIX))
+    path: Path | str
     if "path" in meta:
-        path = meta_path.parent / str(meta["path"])
+        path = str(meta["path"])
     elif same_name in others:
         path = same_name
     elif len(others) == 1:
         path = others[0]
     elif str(meta.get("uri", "")).startswith("file://"):
-        path = root / get_uri_path(str(meta["uri"])).lstrip("/")
+        path = get_uri_path(str(meta["uri"]))
+        if not Path(path).is_relative_to(root):
+            path = root / path.lstrip("/")
     else:
         raise InvalidFile(meta_path, "describes no file; name one in path, or put one of the same name beside it")
     return require_inside(root, path, meta_path)

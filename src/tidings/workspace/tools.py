@@ -13,6 +13,7 @@ from tidings.workspace.problems import InvalidFile
 from tidings.workspace.python import load_python
 from tidings.workspace.reading import open_inside
 from tidings.workspace.settings import Settings
+from tidings.workspace.ui import link_page, load_page
 from tidings.workspace.units import Unit, get_stem
 
 __all__ = ["load_registered_tool", "load_tools"]
@@ -23,12 +24,30 @@ _DOCUMENTS = frozenset({".md", ".txt", ".rst", ".html", ".json", ".yaml", ".yml"
 
 
 def load_tools(root: Path, settings: Settings, unit: Unit, files: list[Path]) -> list[LoadedItem]:
-    if unit.is_folder:
-        # The tool is `tool.*` directly inside the folder. The tool may use the other files.
-        folder = root / unit.key
-        files = [path for path in files if get_stem(path.name) == "tool" and path.parent == folder]
+    if not unit.is_folder:
+        return _load_tool(root, settings, files, None)
+    items: list[LoadedItem] = []
+    for folder, tool_files in _find_tool_folders(files).items():
+        page = load_page(root, settings, folder / "ui", files, folder.name)
+        items += _load_tool(root, settings, tool_files, folder, page)
+        items += [page] if page else []
+    return items
+
+
+def _find_tool_folders(files: list[Path]) -> dict[Path, list[Path]]:
+    """Return the folders that contain `tool.*`, and these files. The folders below them are for the tool's own use."""
+    found: dict[Path, list[Path]] = {}
+    for path in sorted(files, key=lambda path: len(path.parts)):
+        if get_stem(path.name) == "tool" and found.keys().isdisjoint(path.parent.parents):
+            found.setdefault(path.parent, []).append(path)
+    return found
+
+
+def _load_tool(
+    root: Path, settings: Settings, files: list[Path], folder: Path | None, page: LoadedItem | None = None
+) -> list[LoadedItem]:
     metas, others = split_meta(files)
-    scripts = [path for path in others if _is_tool(root, path, unit.is_folder)]
+    scripts = [path for path in others if _is_tool(root, path, folder is not None)]
     meta_path = metas[0] if metas and len(scripts) == 1 else None
     meta = read_meta(root, metas[0]) if metas else {}
     items: list[LoadedItem] = []
@@ -37,8 +56,11 @@ def load_tools(root: Path, settings: Settings, unit: Unit, files: list[Path]) ->
         if path.suffix == ".py" and not os.access(path, os.X_OK):
             items += load_python(root, path, described, meta_path)
         else:
-            name = path.parent.name if unit.is_folder else path.stem
-            items.append(make_executable(root, settings, path, read_comment(root, path) | described, name, meta_path))
+            described = read_comment(root, path) | described
+            if page is not None:
+                described = link_page(described, page)
+            name = folder.name if folder is not None else path.stem
+            items.append(make_executable(root, settings, path, described, name, meta_path))
     if metas and not items:
         raise InvalidFile(metas[0], "no tool beside it: add a Python file, or make the script executable (chmod +x)")
     return items

@@ -58,6 +58,8 @@ def find_unit(path: PurePosixPath) -> Unit | None:
             return Unit("tools", f"tools/{get_stem(name)}")
         case ("tools", folder, *_):
             return Unit("tools", f"tools/{folder}/")
+        case ("ui", folder, _, *_):
+            return Unit("resources", f"ui/{folder}/")
         case ("resources" | "prompts" as kind, *folders, name):
             return Unit(kind, "/".join((kind, *folders, get_stem(name))))
     return None
