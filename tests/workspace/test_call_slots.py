@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from mcp.client.client import Client
 
-from tests.support.waiting import until
+from tests.support.waiting import DEADLINE, until
 from tests.support.workspaces import script, write
 from tidings.workspace import call_slots
 from tidings.workspace.call_slots import TooManyCalls, call_slot
@@ -61,7 +61,7 @@ async def test_call_fails_if_too_many_are_waiting(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(call_slots, "MAX_WAITING", 1)
     calls = Calls(limit=1)
     tasks = [asyncio.create_task(calls.call(number)) for number in range(3)]
-    done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    done, _ = await asyncio.wait(tasks, timeout=DEADLINE, return_when=asyncio.FIRST_COMPLETED)
     assert done == {tasks[2]}
     with pytest.raises(TooManyCalls, match="1 tools are running and 1 calls are waiting"):
         tasks[2].result()
