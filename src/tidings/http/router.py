@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from tidings.http.interrupted import AnswerInterrupted
 from tidings.http.legacy import LegacyStreams
 from tidings.http.listen import ListenStream, ListenStreams
 from tidings.http.lists import request_and_store, send_cached
@@ -39,7 +40,7 @@ class Router:
         legacy_streams: LegacyStreams,
     ) -> None:
         self._manager = manager
-        self._app = manager.asgi_app
+        self._app = AnswerInterrupted(manager.asgi_app, lambda: listen_streams.subscriptions.is_stopping)
         self._max_body = manager.max_request_body_size
         self._source = source
         self._reader = reader
