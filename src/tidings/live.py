@@ -218,12 +218,14 @@ class Live:
 
     def listen(self, *features: Feature | str, uris: Iterable[str] = (), **options: Any) -> Listener:
         """Listen in this process: `async with live.listen("prompts") as changes: async for change in changes: …`"""
+        self.bridge.call(self.bridge.publish_queued)  # the listener gets what comes after this call
         return listen(self.hub, *features, uris=uris, **options)
 
     def stop(self) -> None:
         """End every stream with its graceful result. Can be called from a signal handler's callback, and twice."""
         if not self.subscriptions.is_stopping:
             self._log("stopping", f"stopping {self.lowlevel.name}: subscribers to close: {len(self.hub)}")
+        self.bridge.call(self.bridge.publish_queued)
         self.subscriptions.stop()
         self.listen_streams.stop()
         self.legacy_streams.stop()

@@ -33,8 +33,8 @@ class Policy:
     tested accepts the extra members, and clients that read them save a refetch."""
 
     quiet_gap: float = 0.0
-    """Seconds without a further change of a topic before it is sent. 0: a reader that keeps up gets each change
-    immediately, and a slow one gets them together anyway."""
+    """Seconds without a further change of a topic before it is sent. 0: the changes of one turn of the event loop are
+    sent together, without a timer, and a slow reader gets more of them together anyway."""
 
     longest_wait: float = 1.0
     """Seconds after which a topic is sent although the quiet gap has not come, so that a source that changes all the

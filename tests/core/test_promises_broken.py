@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +13,7 @@ from tests.support.promises.machine import Machine
 from tests.support.promises.strategies import OTHER_EPOCH
 from tests.support.readers import Clock
 from tidings import BUSY, Catalog, Change, Feature, Filter, Hub, Notification, Policy, Subscriber, Topic, Version
+from tidings.core import delivery
 from tidings.core.delivery import Delivery
 from tidings.core.index import WatchIndex
 from tidings.core.journal import Journal
@@ -104,17 +104,7 @@ def tell_everybody(patch: pytest.MonkeyPatch) -> None:
 
 
 def tell_the_newest_commit_first(patch: pytest.MonkeyPatch) -> None:
-    class Stack(deque[Any]):
-        def popleft(self) -> Any:
-            return self.pop()
-
-    begin = Hub.__init__
-
-    def begin_with_a_stack(self: Hub, *args: Any, **options: Any) -> None:
-        begin(self, *args, **options)
-        self._delivery._queue = Stack()
-
-    patch.setattr(Hub, "__init__", begin_with_a_stack)
+    patch.setattr(delivery, "by_topic", lambda changes: [(change,) for change in reversed(changes)])
 
 
 def not_remember_what_was_told(patch: pytest.MonkeyPatch) -> None:

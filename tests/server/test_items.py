@@ -352,13 +352,13 @@ async def test_fastmcp_resource_can_be_named_by_its_original_uri(uri: str) -> No
         await live.refresh("resources")
         live.hub.subscribe(lambda notification: told.put_nowait(notification.changes[-1].key), uris=[listed])
         live.resources.updated(uri)
-        assert told.get_nowait() == listed
+        assert await told.get() == listed
         live.resources.update(uri, description="Of this one")
         (resource,) = (await client.list_resources(cache_mode="bypass")).resources
         assert (resource.uri, resource.description) == (listed, "Of this one")
         await live.refresh("resources")
         live.resources.deleted(uri)
-        assert told.get_nowait() == listed
+        assert await told.get() == listed
         assert await uris_of(client) == []
         live.resources.add(hello, uri=uri)
         live.resources.remove(uri)

@@ -33,6 +33,7 @@ def elsewhere(act: Callable[[], object]) -> None:
 def told(live: Live, cursor: Any, *topics: Feature) -> list[Notification]:
     """Return the list of notifications that a client gets that returns with this cursor."""
     heard: list[Notification] = []
+    live.hub.publish_queued()
     where = resume(cursor, live.epoch, live.hub, topics)
     live.hub.subscribe(heard.append, *topics, told=where.told)
     return heard

@@ -14,7 +14,6 @@ All methods take the lock of the catalog, except those that say that their calle
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
@@ -48,7 +47,7 @@ class Delivery:
         self._index = index
         self._clock = clock
         self._timers = Timers()
-        self._queue: deque[tuple[Change, ...]] = deque()
+        self._queue: list[Change] = []
         self._is_publishing = False
         self._woken: dict[Subscriber, None] = {}
         """The subscribers with deliveries due after the present change has been delivered to all."""
@@ -72,12 +71,13 @@ class Delivery:
     # Publishing
 
     def enqueue(self, changes: tuple[Change, ...]) -> None:
-        """Queue one commit without taking the lock."""
-        self._queue.append(changes)
+        """Add one commit to the journal and queue it. The caller holds the lock."""
+        self._notifications.record(changes)
+        self._queue += changes
 
     def publish_queued(self) -> None:
-        """Deliver the queued commits in order. A commit that a callback makes is delivered after the
-        present one."""
+        """Deliver the queued changes: one notification per topic. A commit that a callback makes is delivered after the
+        present ones."""
         with self:
             if self._is_publishing:
                 return
@@ -85,7 +85,8 @@ class Delivery:
             try:
                 while self._queue:
                     self._hub.close_collected()
-                    for changes in by_topic(self._queue.popleft()):
+                    queued, self._queue = tuple(self._queue), []
+                    for changes in by_topic(queued):
                         self.publish(changes)
                         self._deliver_to_woken()
             finally:
@@ -93,13 +94,15 @@ class Delivery:
 
     def publish(self, changes: tuple[Change, ...]) -> None:
         """Deliver changes of one topic. The caller holds the lock."""
-        notification, previous = self._notifications.publish(changes), changes[0].previous
+        notification, has_intermediate = self._notifications.publish(changes)
         keys = self._index.keys(notification.topic)
         subscribers = tuple(self._index.subscribers(keys))
-        self.observers.publishing(notification, len(subscribers))
+        self.observers.publishing(notification, changes, len(subscribers))
         self.topic = notification.topic
         try:
-            notified = self._deliver_to_all(notification, previous, subscribers, keys, changes[0].time)
+            notified = self._deliver_to_all(
+                notification, changes[0], subscribers, keys, uses_mailboxes=has_intermediate
+            )
         finally:
             self.topic = None
         self.observers.published(notification, len(subscribers))
@@ -109,12 +112,13 @@ class Delivery:
     def _deliver_to_all(
         self,
         notification: Notification,
-        previous: Version,
+        first: Change,
         subscribers: tuple[Subscriber, ...],
         keys: list[Topic],
-        changed_at: float,
+        *,
+        uses_mailboxes: bool,
     ) -> list[Subscriber]:
-        """Return the subscribers that were notified of a deletion."""
+        """Return the subscribers that were notified of a deletion. `first` is the oldest change."""
         index, now, removals = self._index, self._clock(), self._index.removals
         notified: list[Subscriber] = []
         is_deletion = notification.is_deletion
@@ -126,10 +130,10 @@ class Delivery:
                     self.counts.skip(SuppressionReason.UNSUBSCRIBED)
                     continue
                 message, deliver = notification, subscriber.deliver
-                if not subscriber.is_direct:
-                    if (immediate := self._immediate_notification(subscriber, notification)) is None:
+                if uses_mailboxes or not subscriber.is_direct:
+                    if uses_mailboxes or (immediate := self._immediate_notification(subscriber, notification)) is None:
                         self.counts.skip()
-                        self._add(subscriber, notification, previous, now)
+                        self._add(subscriber, notification, first.previous, now)
                         continue
                     message, deliver = immediate, subscriber.call_deliver
                 try:
@@ -142,7 +146,7 @@ class Delivery:
                     self._fail(subscriber, message, error)
                 if is_deletion:
                     notified.append(subscriber)
-            latency = self._catalog.now() - changed_at
+            latency = self._catalog.now() - first.time
             self.counts.add_sent(notification.topic, latency, len(batch) - (self.counts.skipped - skipped))
         return notified
 

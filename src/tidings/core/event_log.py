@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tidings.core.counts import Counts, SuppressionReason, topic_kind
 from tidings.core.mailbox import NEVER, is_topic_muted
-from tidings.core.model import CUT_OFF, Feature, Notification, Reason, Topic, Version
+from tidings.core.model import CUT_OFF, Change, Feature, Notification, Reason, Topic, Version
 from tidings.core.observer import Observer, subscribers_and_topics
 from tidings.core.redact import MAX_LABEL, change_name, one_line, topic_name
 
@@ -70,9 +70,9 @@ class EventLog(Observer):
             text = f"{_name(subscriber)} is closed ({reason}); subscriptions: {watched}, pending topics: {pending}"
             _log(level, "gone", text, subscriber, reason=reason, cleaned=watched, pending=pending)
 
-    def publishing(self, notification: Notification, subscribers: int) -> None:
+    def publishing(self, notification: Notification, changes: tuple[Change, ...], subscribers: int) -> None:
         kind = topic_kind(notification.topic)
-        for change in notification.changes:
+        for change in changes:
             self._counts.changes[kind, change.operation] += 1
 
     def published(self, notification: Notification, subscribers: int) -> None:

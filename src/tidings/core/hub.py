@@ -302,15 +302,17 @@ class Hub:
     # Delivery
 
     def publish(self, changes: tuple[Change, ...]) -> None:
-        """Deliver one commit of the catalog, after those that are queued."""
+        """Deliver one commit of the catalog, together with those that are queued."""
         self._delivery.enqueue(changes)
         self._delivery.publish_queued()
 
     def enqueue(self, changes: tuple[Change, ...]) -> None:
-        """Queue one commit of the catalog. The caller then has `publish_queued` called on the thread of its choice."""
+        """Queue one commit of the catalog. The caller holds the lock. It then has `publish_queued` called on the thread
+        of its choice."""
         self._delivery.enqueue(changes)
 
     def publish_queued(self) -> None:
+        """Deliver the queued commits: one notification per topic."""
         self._delivery.publish_queued()
 
     def wake(self, subscriber: Subscriber, *, was_absent: bool = False) -> None:

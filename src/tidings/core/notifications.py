@@ -1,14 +1,14 @@
 """Build notifications, and keep the published version of each topic.
 
-The catalog may be ahead of these versions: a callback may change it while an earlier change is being delivered.
+The catalog and the journal may be ahead of these versions: the changes of one turn of the event loop are published
+together, and a callback may make another change meanwhile.
 Notifications are built once and shared by all subscribers that missed the same changes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from itertools import groupby, takewhile
-from operator import attrgetter
+from itertools import takewhile
 
 from tidings.core.catalog import UNKNOWN_VERSION, Catalog
 from tidings.core.counts import SuppressionReason
@@ -61,29 +61,38 @@ class Notifications:
         newer = takewhile(lambda pair: pair[1].revision > revision, reversed(self._contents.items()))
         return [uri for uri, _ in newer]
 
-    def publish(self, changes: tuple[Change, ...]) -> Notification:
-        """Add changes of one topic. Return the notification for subscribers that know the version before."""
-        # One topic at a time: a subscriber of one list must not get the changes of another one too early.
+    def record(self, changes: tuple[Change, ...]) -> None:
+        """Add a commit to the journal."""
         self.journal.append(changes)
-        topic, version, since = changes[0].topic, changes[-1].version, changes[0].previous.revision
+        for change in changes:
+            if isinstance(change.topic, Feature) and change.is_unknown:
+                # As if the journal were too short: everybody who knows an earlier version has to refetch.
+                self.journal.forget(change.topic, change.revision)
+
+    def publish(self, changes: tuple[Change, ...]) -> tuple[Notification, bool]:
+        """Publish changes of one topic, which are in the journal. Return the notification for subscribers that know the
+        version before, and whether it has an intermediate version: then only `of_entry` says what a subscriber gets."""
+        # One topic at a time: a subscriber of one list must not get the changes of another one too early.
+        topic, version, previous = changes[0].topic, changes[-1].version, changes[0].previous
         self._revision = version.revision
-        notification = Notification(topic, version, changes, since=since)
         if isinstance(topic, str):
             contents = self._contents
             contents.pop(topic, None)
             contents[topic] = version
             while len(contents) > self._max_contents:
                 del contents[next(iter(contents))]
+            notification = Notification(topic, version, changes[-1:], since=previous.revision)
+            return notification, version.digest == previous.digest
+        if any(change.is_unknown for change in changes):
+            has_intermediate = False
+            notification = Notification(topic, version, (), since=UNKNOWN_REVISION, complete=False)
         else:
-            if any(change.is_unknown for change in changes):
-                # As if the journal were too short: everybody who knows an earlier version has to refetch.
-                self.journal.forget(topic, version.revision)
-                since = UNKNOWN_REVISION
-                notification = Notification(topic, version, (), since=since, complete=False)
-            self._versions[topic] = version
-            self._cache[topic] = {(since, None): notification}
-            self._hidden[topic] = {}
-        return notification
+            has_intermediate = len(changes) > 1 and len({change.key for change in changes}) < len(changes)
+            notification = Notification(topic, version, changes, since=previous.revision)
+        self._versions[topic] = version
+        self._cache[topic] = {} if has_intermediate else {(notification.since, None): notification}
+        self._hidden[topic] = {}
+        return notification, has_intermediate
 
     def since_version(self, topic: Topic, version: Version | None) -> Notification:
         """Return the notification for a client that says that it knows this version, which may never have existed."""
@@ -96,8 +105,8 @@ class Notifications:
     def since_revision(self, topic: Topic, revision: int, filter: Filter | None = None) -> Notification:
         """Return the notification for a subscriber that knows a topic as of `revision`, which may be unknown."""
         if not isinstance(topic, Feature):
-            changes = self.journal.since(revision, topic)
             version = self._contents.get(topic) or Version(self._revision, UNKNOWN_VERSION.digest)
+            changes = self._published(revision, topic, version)
             return Notification(topic, version, tuple(changes or ())[-1:], since=revision, complete=bool(changes))
         cache = self._cache[topic]
         notification = cache.get((revision, filter))
@@ -131,6 +140,13 @@ class Notifications:
             for topic, version in told.items()
         }
 
+    def _published(self, revision: int, topic: Topic, version: Version) -> list[Change] | None:
+        """Return the changes of a topic after a revision, up to the published version; None if some are discarded."""
+        changes = self.journal.since(revision, topic)
+        while changes and changes[-1].revision > version.revision:
+            changes.pop()
+        return changes
+
     def _hides_changes(self, topic: Topic, revision: int, filter: Filter | None, notification: Notification) -> bool:
         """Return whether a change after a revision passed the filter but is not in the net changes."""
         if filter is None or not isinstance(topic, Feature):  # filters apply to lists
@@ -151,7 +167,7 @@ class Notifications:
         if unfiltered is not None:
             changes, complete = unfiltered.changes, unfiltered.complete
         else:
-            found = self.journal.since(revision, feature)
+            found = self._published(revision, feature, self._versions[feature])
             changes, complete = net_changes(found or ()), found is not None
         if filter is not None:
             changes = tuple(change for change in changes if filter.passes(change))
@@ -159,7 +175,12 @@ class Notifications:
 
 
 def by_topic(changes: tuple[Change, ...]) -> Iterable[tuple[Change, ...]]:
-    """Split changes into runs of the same topic."""
+    """Group changes by topic, ordered by the last change of each topic."""
     if len(changes) == 1:  # most often
         return (changes,)
-    return (tuple(group) for _, group in groupby(changes, attrgetter("topic")))
+    groups: dict[Topic, list[Change]] = {}
+    for change in changes:
+        group = groups.pop(change.topic, [])
+        group.append(change)
+        groups[change.topic] = group
+    return map(tuple, groups.values())

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from tidings.core.model import Notification, Reason, Topic, Version
+from tidings.core.model import Change, Notification, Reason, Topic, Version
 
 if TYPE_CHECKING:
     from tidings.core.subscriber import Subscriber
@@ -39,8 +39,9 @@ class Observer:
     def closed(self, subscriber: Subscriber, reason: Reason) -> None:
         """Called before a subscriber is closed, while its subscriptions and mailbox still exist."""
 
-    def publishing(self, notification: Notification, subscribers: int) -> None:
-        """Called before the changes of one topic are delivered to its subscribers."""
+    def publishing(self, notification: Notification, changes: tuple[Change, ...], subscribers: int) -> None:
+        """Called before the changes of one topic are delivered to its subscribers. Of several changes of a content, the
+        notification has only the last."""
 
     def published(self, notification: Notification, subscribers: int) -> None:
         """Called after the changes were delivered to all subscribers that are ready."""
@@ -94,9 +95,9 @@ class Observers(Observer):
         for observer in self._observers:
             observer.closed(subscriber, reason)
 
-    def publishing(self, notification: Notification, subscribers: int) -> None:
+    def publishing(self, notification: Notification, changes: tuple[Change, ...], subscribers: int) -> None:
         for observer in self._observers:
-            observer.publishing(notification, subscribers)
+            observer.publishing(notification, changes, subscribers)
 
     def published(self, notification: Notification, subscribers: int) -> None:
         for observer in self._observers:

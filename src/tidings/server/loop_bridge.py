@@ -3,6 +3,9 @@
 The hub and all transports work on the thread of one event loop. Sources change the catalog on any thread. The bridge
 makes each commit, each due time of the hub and each call from elsewhere run on that thread. Before there is an event
 loop, and after it is closed, everything runs immediately in the calling thread: no client is connected then.
+
+The commits of one turn of the event loop are published together, at its end: one notification per topic. No commit
+waits for a timer.
 """
 
 from __future__ import annotations
@@ -37,6 +40,8 @@ class LoopBridge:
         self._bind_callbacks: list[Callable[[], None]] = []
         self._list_callbacks: list[Callable[[], None]] = []
         self._has_list_change = False
+        self._is_scheduled = False
+        """Whether `publish_queued` will be called on the event loop."""
         self._context = contextvars.copy_context()
         """The context of background work. It must not be that of a request, which may have a caller in it."""
         hub.on_timer_change = self._set_timer
@@ -63,7 +68,7 @@ class LoopBridge:
         """Bind to the running event loop, if that is another one than before."""
         if self._loop is not (loop := asyncio.get_running_loop()):
             self._loop, self._thread = loop, threading.get_ident()
-            self._publish_queued()
+            self.publish_queued()
             for function in self._bind_callbacks:
                 function()
 
@@ -114,9 +119,17 @@ class LoopBridge:
         self._hub.enqueue(changes)
         if len(changes) > 1 or not isinstance(changes[0].topic, str):
             self._has_list_change = True
-        self.call(self._publish_queued)
+        loop, is_here = self._loop, threading.get_ident() == self._thread
+        if loop is None or loop.is_closed() or (is_here and not loop.is_running()):
+            self.publish_queued()
+        elif not self._is_scheduled:
+            self._is_scheduled = True
+            call_soon = loop.call_soon if is_here else loop.call_soon_threadsafe
+            call_soon(self.publish_queued, context=self._context.copy())
 
-    def _publish_queued(self) -> None:
+    def publish_queued(self) -> None:
+        """Publish the commits of this turn now, and not at its end. Call this on the thread of the event loop."""
+        self._is_scheduled = False  # before the queue is read: a commit after this schedules another call
         self._hub.publish_queued()
         if self._has_list_change and self._loop is not None and self._loop.is_running():
             self._has_list_change = False

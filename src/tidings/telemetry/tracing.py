@@ -21,7 +21,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from tidings.core import tracer as spans
 from tidings.core.counts import Counts, topic_kind
-from tidings.core.model import CUT_OFF, Feature, Notification, Reason, Topic, Version
+from tidings.core.model import CUT_OFF, Change, Feature, Notification, Reason, Topic, Version
 from tidings.core.observer import Observer, subscribers_and_topics
 from tidings.core.redact import MAX_LABEL, one_line, redact_uri
 from tidings.core.tracer import SpanOutcome, Tracer
@@ -281,7 +281,7 @@ class TracingObserver(Observer, Tracer):
         if entered is not None:
             contexts.detach(entered)
 
-    def publishing(self, notification: Notification, subscribers: int) -> None:
+    def publishing(self, notification: Notification, changes: tuple[Change, ...], subscribers: int) -> None:
         # Called for each change, so without the cost of `_suppress_errors`.
         try:
             if (

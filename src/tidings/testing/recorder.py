@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tidings.core.hub import Hub
-from tidings.core.model import Feature, Notification, Operation, Reason, Topic, Version
+from tidings.core.model import Change, Feature, Notification, Operation, Reason, Topic, Version
 from tidings.core.observer import Observer
 from tidings.core.subscriber import Subscriber
 from tidings.testing.history import (
@@ -100,12 +100,13 @@ class Recorder(Observer):
         del self._muted[subscriber]
         self._record(Closed(self._names[subscriber], reason.value))
 
-    def publishing(self, notification: Notification, subscribers: int) -> None:
-        for change in notification.changes:
+    def publishing(self, notification: Notification, changes: tuple[Change, ...], subscribers: int) -> None:
+        for change in changes:
             self._topics[change.topic] = None
-            self._record(Changed.from_change(change))
-        if not notification.changes:
-            self._record(Changed(notification.topic, notification.version, operation=Operation.UPDATED))
+            if change.is_unknown and isinstance(change.topic, Feature):
+                self._record(Changed(change.topic, change.version, operation=Operation.UPDATED))
+            else:
+                self._record(Changed.from_change(change))
 
     def _delivering(self, subscriber: Subscriber, notification: Notification) -> None:
         if subscriber in self._muted:

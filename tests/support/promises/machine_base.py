@@ -279,6 +279,8 @@ class MachineBase(RuleBasedStateMachine):
             self.hub.wake(reader.subscriber)
 
     def publish(self, most: int = 1_000_000) -> None:
+        """Publish the oldest commits together, as those of one turn of the event loop."""
         while self.backlog and most:
-            self.hub.publish(self.backlog.popleft())
+            self.hub.enqueue(self.backlog.popleft())
             most -= 1
+        self.hub.publish_queued()
