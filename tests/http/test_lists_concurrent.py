@@ -228,6 +228,7 @@ async def test_requests_during_a_change_wait_for_the_new_list(case: str) -> None
 
         local.live.list_reader.request = answered  # type: ignore[method-assign]
         local.live.tools.add(lambda: "", name="slow")
+        await asyncio.sleep(0)  # the end of the turn, at which the change is published
         waiting = record_pending(local)
         tasks = [asyncio.ensure_future(call(local, number)) for number in range(5)]
         await until(lambda: len(waiting) == 5 and all(waiting))
