@@ -103,7 +103,7 @@ class Recorder(Observer):
     def publishing(self, notification: Notification, changes: tuple[Change, ...], subscribers: int) -> None:
         for change in changes:
             self._topics[change.topic] = None
-            if change.is_unknown and isinstance(change.topic, Feature):
+            if change.is_unknown:
                 self._record(Changed(change.topic, change.version, operation=Operation.UPDATED))
             else:
                 self._record(Changed.from_change(change))
