@@ -26,7 +26,10 @@ _CHANGES = (
     *((feature.value, each) for feature in Feature for each in Operation if each is not Operation.DELETED),
     *(("contents", each) for each in (Operation.UPDATED, Operation.DELETED)),
 )
-_FAILURES = ("answering", "delivery", "hook", "items left out", "reading", "store", "telemetry", "terms", "webhook")
+_FAILURES = (
+    *("answering", "delivery", "ending", "hook", "items left out", "reading", "store", "telemetry", "terms", "waking"),
+    "webhook",
+)
 
 
 class Counters(NamedTuple):
