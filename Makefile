@@ -22,7 +22,7 @@ CANDIDATES := $(if $(PYTHON),"$(PYTHON)",python3.11 python3.12 python3.13 python
 PROBE := import sys; assert sys.version_info >= (3, 11); import venv, ensurepip; print(sys.executable)
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-all check dist bench bench-peers screenshot lock format clean
+.PHONY: help run test test-all coverage check dist bench bench-peers screenshot lock format clean
 
 help: ## list the targets
 	@echo 'Targets:'
@@ -63,6 +63,10 @@ endif
 
 test-all: $(READY) ## run all tests; those of Node clients are skipped if their packages are missing
 	@$(RUN_TESTS)
+
+coverage: $(READY) ## check that the tests of core/ run at least 95 % of it, lines and branches
+	@$(BIN)/python -m coverage run -m pytest -q -m 'not slow' tests/core tests/testing
+	@$(BIN)/python -m coverage report --skip-covered --show-missing
 
 check: $(READY) ## lint, formatting and strict types
 	$(BIN)/ruff check .

@@ -93,4 +93,6 @@ def test_ci_checks_and_tests_with_nothing_skipped() -> None:
     script = (ROOT / ".ci" / "run").read_text()
     assert "make check" in script
     assert "make test-all" in script
+    assert "make coverage" in script
+    assert PROJECT["tool"]["coverage"]["report"]["fail_under"] == 95
     assert "export TIDINGS_REQUIRE_ALL=1" in script
