@@ -113,6 +113,14 @@ class Policy:
     """Patterns among those, of 64 characters, 8 segments and one template expression on average. A client chooses them,
     and in the worst case each is tried for every update."""
 
+    max_watched: int = 250_000
+    """URIs that all streams and sessions may watch together: about 100 MB. One counts for each started 256 characters.
+    A pattern counts ten times, because it also takes time for every update."""
+
+    max_watched_per_caller: int | None = 50_000
+    """The same for one authenticated caller, or for one address without authentication: one caller must not use up the
+    whole. Raise it for many anonymous clients behind one proxy."""
+
     max_contents: int = 100_000
     """Resources whose content version is remembered. The one unchanged for longest is forgotten first, which costs at
     most one unnecessary notification."""
@@ -133,6 +141,10 @@ class Policy:
 
     max_durables: int = 10_000
     """Durable subscriptions in total. Each costs memory and disk space, whether or not its client comes back."""
+
+    max_durable_bytes: int = 16 << 20
+    """Bytes of the URIs and patterns of all durable subscriptions together. They are kept in memory and in the store:
+    20 subscriptions with the most URIs, or 10,000 with some 20."""
 
     max_durables_per_principal: int = 100
     """Durable subscriptions of one authenticated caller: one per agent or machine, not one per start."""
@@ -165,12 +177,12 @@ class Policy:
             self._check_number(name, (int, float), 0.001)
         for name in ("max_streams", "max_item_bytes", "max_changes_per_frame", "max_pending", "webhook_attempts"):
             self._check_number(name, (int,), 1)
-        for name in ("max_streams_per_principal", "max_streams_per_address"):
+        for name in ("max_streams_per_principal", "max_streams_per_address", "max_watched_per_caller"):
             if getattr(self, name) is not None:
                 self._check_number(name, (int,), 1)
         for name in ("max_uris", "max_patterns", "max_contents", "journal_changes", "journal_bytes"):
             self._check_number(name, (int,), 0)
-        for name in ("max_durables", "max_durables_per_principal"):
+        for name in ("max_watched", "max_durables", "max_durable_bytes", "max_durables_per_principal"):
             self._check_number(name, (int,), 0)
         self._check_number("durable_ttl", (int, float), 0)
         if self.durable_ttl > _MAX_TTL:

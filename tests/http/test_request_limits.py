@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from mcp.server.mcpserver import MCPServer
 
-from tests.support.faults.wire import modern_request
+from tests.support.faults.wire import Stream, modern_request
 from tests.support.uvicorn_server import address_of, run_uvicorn
-from tests.support.waiting import DEADLINE
+from tests.support.waiting import DEADLINE, until
 from tidings import Live
 from tidings.core.frames import REFETCH_KEY, RESUME_KEY
 
@@ -89,6 +89,21 @@ async def test_cursor_that_takes_too_long_to_compare_means_refetch(live: Live, p
     _, event = await send(port, request)
 
     assert json.loads(event)["params"]["_meta"][REFETCH_KEY] == uris
+
+
+async def test_error_names_the_limit_of_what_all_streams_of_an_address_watch(live: Live, port: int) -> None:
+    requests = [listen([f"a://{number}/{each}" for each in range(10_000)]) for number in range(6)]
+    streams = [await Stream.open(port, request) for request in requests]
+    assert [stream.status for stream in streams] == [200] * 5 + [400]
+
+    _, body = await send(port, listen(["a://b"]))
+
+    assert json.loads(body)["error"]["message"] == (
+        "50000 URIs are watched, and this would add 1; Policy.max_watched_per_caller allows 50000"
+    )
+    for stream in streams:
+        stream.close()
+    await until(lambda: not live.subscriptions.limits.watched)
 
 
 # The size of a body

@@ -401,3 +401,20 @@ def test_changed_fields_and_options_survive_a_restart(server: StoredServer) -> N
 
     assert record_of(server).ttl == 7.0
     assert record_of(server).terms == {"operations": ["added"]}
+
+
+def test_sum_of_the_sizes_is_limited() -> None:
+    server = StoredServer(max_durable_bytes=1_000)
+    uris = tuple(f"board://{number}" for number in range(10))
+
+    def put(name: str, *uris: str) -> DurableSubscription:
+        return server.durables.put(DurableSubscription(name=name, uris=uris))
+
+    put("one", *uris)
+    with pytest.raises(LimitReached, match=r"would need 1030 bytes; Policy\.max_durable_bytes allows 1000"):
+        put("two", *uris, "board://10")
+    assert not Client(server, uris=[*uris, "board://10"], name="two").is_durable
+    put("one", *uris[:5])
+    assert Client(server, uris=[*uris, "board://10"], name="two").is_durable
+    assert server.durables.remove((None, "two"))
+    put("two", *uris, "board://10")

@@ -142,7 +142,7 @@ class Sessions:
                 capabilities=params.get("capabilities"),
                 address=_address(ctx),
             )
-        except TooManyStreams as error:
+        except LimitReached as error:
             logger.warning("a legacy session will not be told of changes: %s", error)
             connection.state[_REFUSAL] = str(error)
             return None

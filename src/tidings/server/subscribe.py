@@ -114,6 +114,7 @@ class Subscriptions:
                 features = [feature for feature in Feature if self.serves(feature)]
                 topics: list[Topic] = [*features, *self._remembered(options, owner).uris]
                 granted = GrantedTopics(await self.authorization.filter(principal, topics))
+            slot.watch(granted.uris)
         except BaseException:
             slot.release()
             raise
@@ -379,12 +380,18 @@ class PreparedSubscription:
         meta: dict[str, Any] = {CURSOR_KEY: self._subscriptions.cursor([uri], told)}
         if refetch:
             meta[REFETCH_KEY] = refetch
-        self._subscriptions.hub.subscribe(subscriber, uris=[uri], told=told)
+        self.slot.watch({**(subscriber.uris or {}), uri: None})
+        try:
+            self._subscriptions.hub.subscribe(subscriber, uris=[uri], told=told)
+        except BaseException:
+            self.slot.watch(subscriber.uris or ())
+            raise
         self.save()
         return meta if self.options.uses_extension else None
 
     def remove_uri(self, subscriber: Subscriber, uri: str) -> None:
         self._subscriptions.hub.unsubscribe(subscriber, uris=[uri])
+        self.slot.watch(subscriber.uris or ())
         self.save()
 
     def save(self) -> None:

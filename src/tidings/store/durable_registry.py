@@ -48,6 +48,8 @@ class DurableSubscriptions:
         self._now = hub.catalog.now
         self._records: dict[Key, DurableSubscription] = {}
         self._owned: Counter[Owner] = Counter()
+        self._bytes = 0
+        """The size of all records, as `_size` counts it."""
         self._connections: dict[Key, DurableConnection] = {}
         self._listeners: list[Callable[[Key], None]] = []
         self._next_expiry = 0.0
@@ -113,6 +115,7 @@ class DurableSubscriptions:
             self._check(record)
             previous = self._records.get(record.key)
             replaced = None
+            self._check_size(record, previous)
             if previous is None:
                 self._check_limits(record.owner)
                 record = self._as_of_now(record)
@@ -160,8 +163,9 @@ class DurableSubscriptions:
             connection = self._connections.pop(key, None)
             if connection is not None:
                 connection.detach()
-            if self._records.pop(key, None) is None:
+            if (removed := self._records.pop(key, None)) is None:
                 return False
+            self._bytes -= _size(removed)
             self._owned[key[0]] -= 1
             if key in self._saved:
                 self._mark_unsaved(key)
@@ -218,17 +222,20 @@ class DurableSubscriptions:
             return None
         with self._lock:
             self.expire()
+            previous = self._records.get(key)
+            try:
+                self._check_size(DurableSubscription(name=name, owner=owner, **fields), previous)
+                if previous is None:
+                    self._check_limits(owner)
+            except LimitReached as error:
+                logger.warning("%r is not made durable: %s", name, error)
+                return None
             replaced = self._connections.pop(key, None)
             if replaced is not None:
                 self._update(replaced)
                 replaced.detach()
-            previous = self._records.get(key)
+                previous = self._records.get(key)
             if previous is None:
-                try:
-                    self._check_limits(owner)
-                except LimitReached as error:
-                    logger.warning("%r is not made durable: %s", name, error)
-                    return None
                 record = self._as_of_now(DurableSubscription(name=name, owner=owner, **fields))
             else:
                 record = self._continued(previous, structs.replace(previous, **fields))
@@ -399,6 +406,7 @@ class DurableSubscriptions:
     def _set(self, record: DurableSubscription) -> None:
         if record.key not in self._records:
             self._owned[record.owner] += 1
+        self._bytes += _size(record) - _size(self._records.get(record.key))
         self._records[record.key] = record
         if record.expires is not None:
             self._next_expiry = min(self._next_expiry or record.expires, record.expires)
@@ -417,6 +425,13 @@ class DurableSubscriptions:
         if (reason := reason_not_storable(record)) is not None:
             raise TidingsError(f"the subscription {record.name!r:.80} can't be kept: {reason}")
 
+    def _check_size(self, record: DurableSubscription, previous: DurableSubscription | None) -> None:
+        size, limit = self._bytes + _size(record) - _size(previous), self.hub.policy.max_durable_bytes
+        if size > max(limit, self._bytes):
+            raise LimitReached(
+                f"durable subscriptions would need {size} bytes; Policy.max_durable_bytes allows {limit}"
+            )
+
     def _check_limits(self, owner: Owner) -> None:
         policy = self.hub.policy
         counts = {"max_durables": len(self._records)}
@@ -427,3 +442,8 @@ class DurableSubscriptions:
                 raise LimitReached(
                     f"there are {count} durable subscriptions; Policy.{name} allows {getattr(policy, name)}"
                 )
+
+
+def _size(record: DurableSubscription | None) -> int:
+    """Return about how many bytes the URIs of a record need. Each also has a version."""
+    return 0 if record is None else sum(len(uri) + 40 for uri in record.uris)
