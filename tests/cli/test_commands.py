@@ -61,6 +61,7 @@ def test_completion_is_available_for_the_shell() -> None:
         (["serve", "--prot", "1"], "No such option: --prot"),
         (["serve", "--port", "99999"], "Invalid value for '--port'"),
         (["run-tool"], "see `tidings run-tool --help`"),
+        (["new", ""], "DIR is empty; give the folder to create, or . for the current one"),
         (["config", EXAMPLE, "--client", "emacs"], "claude-desktop"),
         (["history", EXAMPLE, "--feature", "tool"], "Invalid value for '--feature': 'tool' is not one of 'tools'"),
     ],
@@ -86,6 +87,16 @@ def test_folder_that_is_missing_or_unreadable_is_a_one_line_error(
         cases[file] = "is not a folder"
     for folder, message in cases.items():
         tidings(*command, folder, *(["greet"] if command == ["run-tool"] else [])).check_error(message)
+
+
+@pytest.mark.parametrize("command", [["validate", EXAMPLE], ["validate", EXAMPLE, "--json"], ["--version"]], ids=str)
+def test_output_that_cannot_be_written_is_a_one_line_error(command: list[object]) -> None:
+    with Path("/dev/full").open("w") as full:
+        result = subprocess.run(
+            forked_command(TIDINGS, *command), stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert result.returncode == 1
+    assert result.stderr == "tidings: the output: No space left on device\n"
 
 
 def test_output_of_workspace_files_is_not_among_the_results(board: Path) -> None:

@@ -32,5 +32,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         from tidings.cli.output import fail
 
         fail(str(error))
+    except OSError as error:  # for example standard output on a disk that is full
+        from tidings.cli.output import fail_on_output
+
+        fail_on_output(error)
     except KeyboardInterrupt:
         raise SystemExit(130) from None

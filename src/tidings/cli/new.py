@@ -19,7 +19,7 @@ _NAME = b'"my-workspace"'
 
 
 def new(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder to create, or to fill.")],
+    directory: Annotated[str, typer.Argument(metavar="DIR", help="The folder to create, or to fill.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print the created files as JSON.")] = False,
 ) -> None:
     """Create a workspace with an example of each kind of file.
@@ -27,6 +27,9 @@ def new(
     These are tools, a resource, a URI template, a prompt and settings. It never changes an existing file. If a file to
     create exists already, it creates nothing.
     """
+    if not directory:
+        fail("DIR is empty; give the folder to create, or . for the current one")
+    folder = Path(directory)
     files = _read_scaffold()
     existing = [str(folder / name) for name in files if (folder / name).exists() or (folder / name).is_symlink()]
     if folder.exists() and not folder.is_dir():

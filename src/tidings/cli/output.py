@@ -9,13 +9,14 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
 from tidings.core.redact import one_line, terminal_text
 
 __all__ = [
     "fail",
+    "fail_on_output",
     "pluralize",
     "print_json",
     "print_json_lines",
@@ -31,6 +32,15 @@ def fail(message: str, status: int = 2) -> NoReturn:
     """Print a one-line error and exit."""
     print_stderr(f"tidings: {message}")
     raise SystemExit(status)
+
+
+def fail_on_output(error: OSError) -> NoReturn:
+    """Print an unexpected error of the system as one line, and exit. Drop what standard output has not written yet."""
+    with suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    if isinstance(error, BrokenPipeError):  # `tidings history | head`
+        raise SystemExit(1)
+    fail(f"{error.filename or 'the output'}: {error.strerror or error}", 1)
 
 
 def print_stderr(text: str) -> None:
