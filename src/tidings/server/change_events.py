@@ -18,7 +18,7 @@ from tidings.core.hub import Hub
 from tidings.core.model import Feature
 from tidings.server import internals
 from tidings.server.methods import LISTEN
-from tidings.server.source import Source, Wake
+from tidings.server.source import ItemChange, Source, Wake
 
 __all__ = ["ChangeEvents"]
 
@@ -74,7 +74,7 @@ class ChangeEvents:
         if (feature := _FEATURES.get(type(event))) is not None:
             # An `MCPServer` whose list the user replaced shows each caller its own, and only the user knows that it has
             # changed. The others would be told twice of a change that was read before this event.
-            self._wake(feature, changed=(None,) if self._source.has_shared_lists else ())
+            self._wake(feature, changed=ItemChange() if self._source.has_shared_lists else None)
         elif isinstance(event, ResourceUpdated | types.ResourceUpdatedNotification):
             uri = event.uri if isinstance(event, ResourceUpdated) else str(event.params.uri)
             self._hub.catalog.resources.updated(self._source.normalize_uri(uri))

@@ -22,7 +22,7 @@ from tidings.server.components import (
     make_component,
 )
 from tidings.server.definitions import key_of
-from tidings.server.source import Source, Wake
+from tidings.server.source import ItemChange, Source, Wake
 
 if TYPE_CHECKING:
     from fastmcp import FastMCP
@@ -41,9 +41,12 @@ class FastMCPSource(Source):
         def on_change(key: str | None, before: Any, after: Any) -> None:
             component = before if after is None else after
             features = [each for each in Feature if key is None or isinstance(component, self._kinds().of(each))]
-            is_same = key is not None and is_same_component(before, after, _to_definition)
+            changed: ItemChange | None = ItemChange()
+            if key is not None:
+                is_same = is_same_component(before, after, _to_definition)
+                changed = None if is_same else ItemChange(key_of(component), before is not None, after is not None)
             for feature in features:
-                wake(feature, changed=() if is_same else (None if key is None else key_of(component),))
+                wake(feature, changed=changed)
 
         def wake_all() -> None:
             for feature in Feature:

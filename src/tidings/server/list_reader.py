@@ -13,7 +13,7 @@ import random
 import secrets
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
@@ -32,7 +32,7 @@ from tidings.errors import InvalidItem, TidingsError
 from tidings.server.definitions import distinct
 from tidings.server.loop_bridge import LoopBridge
 from tidings.server.methods import READ_RESOURCE, list_methods
-from tidings.server.source import Source
+from tidings.server.source import ItemChange, Source
 
 __all__ = ["UNKNOWN", "ListReader"]
 
@@ -71,9 +71,9 @@ class ListReader:
         """The lists that are being read, and since when."""
         self._causes: dict[Feature, Mapping[str, str]] = {}
         """The traces of the calls that changed stale lists."""
-        self._noticed: dict[Feature, set[str | None]] = {}
-        """The lists that a source said may have changed since the last request for them, with the keys of items that
-        did change and were not in the catalog. Needs the catalog's lock."""
+        self._noticed: dict[Feature, dict[str | None, ItemChange]] = {}
+        """The lists that a source said may have changed since the last request for them, with the changes of items that
+        were not in the catalog, by key. Needs the catalog's lock."""
         self._retries: dict[Feature, asyncio.TimerHandle] = {}
         self._failures: Counter[Feature] = Counter()
         """The reads that failed since the last one that succeeded."""
@@ -153,15 +153,17 @@ class ListReader:
                     self._stale.add(feature)
             await self._read_and_log_errors()
 
-    def wake(self, feature: Feature, key: str | None = None, *, changed: Collection[str | None] = ()) -> None:
+    def wake(self, feature: Feature, key: str | None = None, *, changed: ItemChange | None = None) -> None:
         """Read a list again, or one item of it, because the source says that it may have changed.
 
         If the list can't be read, or shows nothing of the items that did change, clients are notified without details.
         The server's own methods call this, in any thread. It does not raise."""
         with self._catalog.lock:
             # First, because the read pops it. A list that can be read immediately needs none.
-            noticed = self._noticed.setdefault(feature, set())
-            noticed.update(each for each in changed if each is None or each not in self._catalog.items(feature))
+            noticed = self._noticed.setdefault(feature, {})
+            if changed is not None and changed.key not in self._catalog.items(feature):
+                first = noticed.get(changed.key, changed)
+                noticed[changed.key] = changed._replace(existed=first.existed)
         self.read_again(feature, key)
 
     def read_again(self, feature: Feature, key: str | None = None) -> None:
@@ -241,7 +243,7 @@ class ListReader:
             noticed = self._noticed.pop(feature, None)
         items = self._catalog.items(feature)
         # The first read after a restart compares with the items from before, whoever sees them.
-        hidden: Collection[str | None] = noticed or () if items.was_read else ()
+        unseen = noticed if noticed and items.was_read else {}
         try:
             with self._hub.tracer.span(READ_LIST, cause=cause, feature=feature.value):
                 changes = self._replace(feature, await self._request_items(feature))
@@ -251,7 +253,9 @@ class ListReader:
             raise
         finally:
             self._started.pop(feature, None)
-        if not changes and any(key is None or key not in items for key in hidden):
+        if not changes and any(
+            (change.existed or change.exists) and change.key not in items for change in unseen.values()
+        ):
             items.mark_changed()
 
     def _retry(self, feature: Feature) -> None:

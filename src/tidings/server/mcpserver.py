@@ -25,7 +25,7 @@ from tidings.server.components import (
 )
 from tidings.server.definitions import as_dict, encode, key_of, to_definition
 from tidings.server.methods import list_methods
-from tidings.server.source import OnInvalid, Source, Wake
+from tidings.server.source import ItemChange, OnInvalid, Source, Wake
 
 __all__ = ["MCPServerSource"]
 
@@ -51,7 +51,8 @@ class MCPServerSource(Source):
             if self._is_readable(feature):
                 wake(feature, key)
             else:
-                wake(feature, changed=() if is_same_component(before, after, to_definition) else (key,))
+                is_same = is_same_component(before, after, to_definition)
+                wake(feature, changed=None if is_same else ItemChange(key, before is not None, after is not None))
 
         internals.watch_mcpserver(self.server, on_change, catalog.lock)
 

@@ -8,8 +8,8 @@ thread. Other servers can only be read with list requests, on an event loop.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol
 
 from mcp.server import Server
 
@@ -17,15 +17,24 @@ from tidings.core.catalog import Catalog
 from tidings.core.model import Feature
 from tidings.errors import InvalidItem, TidingsError
 
-__all__ = ["OnInvalid", "Source", "Wake", "source_of"]
+__all__ = ["ItemChange", "OnInvalid", "Source", "Wake", "source_of"]
+
+
+class ItemChange(NamedTuple):
+    """A change of an item of the server, whether or not a reader without a token sees the item."""
+
+    key: str | None = None
+    """None if it is unknown which item changed."""
+    existed: bool = True
+    exists: bool = True
 
 
 class Wake(Protocol):
     """Called when a list may have changed."""
 
-    def __call__(self, feature: Feature, key: str | None = None, *, changed: Collection[str | None] = ()) -> None:
-        """`key` is that of the item, if only that may have changed, and can be read with `read_item`. `changed` are the
-        keys of items that did change, whether or not the reader can see them; None for an item with an unknown key."""
+    def __call__(self, feature: Feature, key: str | None = None, *, changed: ItemChange | None = None) -> None:
+        """`key` is that of the item, if only that may have changed, and can be read with `read_item`. `changed` says
+        that an item did change."""
 
 
 OnInvalid = Callable[[InvalidItem], None]
