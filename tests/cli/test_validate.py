@@ -40,3 +40,125 @@ def test_validate_prints_file_and_line_of_each_problem(board: Path) -> None:
     problems = json.loads(as_json.stdout)["problems"]
     assert len(problems) == 5
     assert ("tools/broken.py", 4) in {(problem["path"], problem["line"]) for problem in problems}
+
+
+def list_problems(root: Path) -> list[str]:
+    problems = json.loads(tidings("validate", root, "--json").stdout)["problems"]
+    return [f"{problem['path']}:{problem['line']}: {problem['message']}" for problem in problems]
+
+
+def test_validate_finds_scripts_that_would_not_start(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        {
+            "tools/good.sh": "#!/usr/bin/env -S sh -e\necho\n",
+            "tools/absent.sh": "#!/usr/bin/env no-such-interpreter\n",
+            "tools/gone.rb": "#!/no/such/ruby\n",
+            "tools/windows/tool.sh": "#!/bin/sh\necho\n",
+            "tools/later.sh": "#!/bin/sh\necho\necho\n",
+            "tools/empty.sh": "#!\necho\n",
+            "tools/plain.sh": "echo\n",
+        },
+    )
+    (tmp_path / "tools/plain.sh").chmod(0o755)
+    (tmp_path / "tools/windows/tool.sh").write_bytes(b"#!/bin/sh\r\necho\r\n")
+    (tmp_path / "tools/later.sh").write_bytes(b"#!/bin/sh\necho\r\n")
+
+    crlf = "has Windows line ends (CRLF), with which a script does not run; save it with LF"
+    assert list_problems(tmp_path) == [
+        "tools/absent.sh:1: its interpreter 'no-such-interpreter' does not exist on this machine",
+        "tools/empty.sh:1: its first line names no interpreter; write for example #!/usr/bin/env bash",
+        "tools/gone.rb:1: its interpreter '/no/such/ruby' does not exist on this machine",
+        f"tools/later.sh:2: {crlf}",
+        "tools/plain.sh:1: has no first line like #!/bin/sh, so it can't be started",
+        f"tools/windows/tool.sh:1: {crlf}",
+    ]
+
+
+def test_validate_finds_every_fault_of_a_file(tmp_path: Path) -> None:
+    meta = '{\n"descripton": "x",\n"title": 3,\n"timeout": "soon",\n'
+    meta += '"inputSchema": {"type": "objekt"},\n"zzz": 1,\n"_note": 1\n}'
+    write(
+        tmp_path,
+        {
+            "tools/a.sh": "#!/bin/sh\n",
+            "tools/a.meta.json": meta,
+            "resources/b.txt": "text",
+            "resources/b.meta.json": '{"mimetype": "text/plain",\n"annotations": []}',
+            "tidings.toml": 'nmae = "x"\nversion = 1\n[tools]\ntimout = 3\nenv = "A"\n',
+        },
+    )
+
+    found = "\n".join(list_problems(tmp_path))
+
+    for place, text in {
+        "resources/b.meta.json:1": "mimetype is not a known key, and has no effect; did you mean mimeType?",
+        "resources/b.meta.json:2": "annotations is []; it must be an object",
+        "tidings.toml:1": "nmae is not a setting; did you mean name?",
+        "tidings.toml:2": "version is 1; it must be a string",
+        "tidings.toml:4": "[tools] timout is not a setting; did you mean timeout?",
+        "tidings.toml:5": "[tools] env is 'A'; it must be a list of strings",
+        "tools/a.meta.json:2": "descripton is not a known key, and has no effect; did you mean description?",
+        "tools/a.meta.json:3": "title is 3; it must be a string",
+        "tools/a.meta.json:4": "timeout is 'soon'; it must be a number",
+        "tools/a.meta.json:5": "inputSchema is not a JSON schema: ",
+        "tools/a.meta.json:6": "zzz is not a known key, and has no effect; known are ",
+    }.items():
+        assert f"{place}: {text}" in found
+    assert len(found.splitlines()) == 11
+
+
+def test_validate_finds_links_that_lead_outside(tmp_path: Path) -> None:
+    root = tmp_path / "project"
+    write(tmp_path, {"outside.txt": "secret", "folder/x.txt": "x", "project/resources/in.txt": "in"})
+    (root / "resources/out.txt").symlink_to(tmp_path / "outside.txt")
+    (root / "resources/far").symlink_to(tmp_path / "folder")
+    (root / "resources/near.txt").symlink_to("in.txt")
+    (root / "resources/gone.txt").symlink_to("absent.txt")
+
+    assert list_problems(root) == [
+        "resources/far:None: is a link out of the workspace, and not served; replace it by a copy",
+        "resources/gone.txt:None: is a link to a file that does not exist; it is not served",
+        "resources/out.txt:None: is a link out of the workspace, and not served; replace it by a copy",
+    ]
+
+
+def test_validate_names_what_is_not_supported_of_mcp_bash(tmp_path: Path) -> None:
+    registration = {
+        "version": 1,
+        "completions": [{"name": "c", "path": "completions/c.sh"}],
+        "resources": [{"uri": "echo://hi", "path": "a.txt", "provider": "echo"}],
+        "resourceTemplates": [{"name": "repo", "uriTemplate": "git+https://{repo}/{+path}"}],
+    }
+    write(
+        tmp_path,
+        {
+            "a.txt": "placeholder",
+            "server.d/register.json": json.dumps(registration, indent=1),
+            "server.d/policy.sh": "mcp_tools_policy_check() { return 0; }\n",
+            "completions/c.sh": "#!/bin/sh\n",
+            "providers/echo.sh": "#!/bin/sh\n",
+            "tools/t/tool.sh": "#!/bin/sh\n",
+            "tools/t/tool.meta.json": '{"icons": [{"src": "./icon.svg"}, {"src": "https://example.com/i.png"}]}',
+            "ui/board/ui.meta.json": '{"template": "form", "config": {}}',
+        },
+    )
+
+    found = "\n".join(list_problems(tmp_path))
+
+    for place, text in {
+        "completions:None": "completions are not supported",
+        "providers:None": "providers other than 'file' are not supported",
+        "server.d/policy.sh:None": "policy.sh is not supported",
+        "server.d/register.json:3": "completions are not supported",
+        "server.d/register.json:13": "resources, item 1: provider 'echo' is not supported",
+        "server.d/register.json:19": "resourceTemplates, item 1: git+https URIs can't be read",
+        "tools/t/tool.meta.json:1": "the icon './icon.svg' is a local file",
+        "ui/board/ui.meta.json:1": "pages from a template are not supported",
+    }.items():
+        assert f"{place}: {text}" in found
+    assert len(found.splitlines()) == 8
+
+    (tmp_path / "server.d/register.json").unlink()
+    (tmp_path / "server.d/register.sh").write_text("#!/usr/bin/env bash\nmcp_completion_register_manual '{}'\n")
+    assert "server.d/register.sh:2: completions are not supported" in "\n".join(list_problems(tmp_path))

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -13,10 +12,6 @@ from tidings.cli.folder import open_workspace
 from tidings.cli.options import Folder
 from tidings.cli.output import pluralize, print_json
 from tidings.core.redact import one_line
-
-if TYPE_CHECKING:
-    from tidings.workspace.problems import Problem
-    from tidings.workspace.source import Workspace
 
 __all__ = ["validate"]
 
@@ -32,7 +27,13 @@ def validate(
     """
     logging.basicConfig(level=logging.CRITICAL)  # the log would only repeat the problems
     workspace = open_workspace(folder, poll=0)
-    problems = [*workspace.problems, *_find_not_executable(workspace)]
+    from tidings.workspace.checks import check_files
+
+    faults = check_files(workspace.root)
+    places = {(fault.path, fault.line) for fault in faults if fault.line is not None}
+    # Loading reports the first fault of a file, in other words.
+    loading = [problem for problem in workspace.problems if (problem.path, problem.line) not in places]
+    problems = [*loading, *faults]
     items = {feature.value: number for feature, number in workspace.count_items().items()}
     if as_json:
         found = [{"path": problem.path, "line": problem.line, "message": problem.message} for problem in problems]
@@ -50,29 +51,3 @@ def validate(
         summary = ", ".join(pluralize(number, feature.removesuffix("s")) for feature, number in items.items())
         console.print(Text(f"{result}; {summary}", style="red" if problems else "green"))
     raise typer.Exit(1 if problems else 0)
-
-
-def _find_not_executable(workspace: Workspace) -> list[Problem]:
-    """Return a problem for each script with a `#!` line that is not executable. A server ignores it silently."""
-    from tidings.workspace.metadata import META_SUFFIX
-    from tidings.workspace.problems import Problem
-    from tidings.workspace.reading import open_inside
-
-    tools = workspace.root / "tools"
-    found = []
-    for path in sorted(tools.iterdir()) if tools.is_dir() else ():
-        if (
-            path.is_file()
-            and path.suffix != ".py"
-            and not path.name.endswith(META_SUFFIX)
-            and not os.access(path, os.X_OK)
-        ):
-            try:
-                with open_inside(workspace.root, path) as file:
-                    is_script = file.read(2) == b"#!"
-            except OSError:
-                continue
-            if is_script:
-                message = "the script is not executable and therefore not a tool; `chmod +x` makes it one"
-                found.append(Problem(f"tools/{path.name}", 1, message))
-    return found

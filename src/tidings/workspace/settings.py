@@ -5,8 +5,10 @@ Without either, the server is named after its folder.
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from tidings.workspace.metadata import read_meta, read_text
 from tidings.workspace.problems import InvalidFile
 from tidings.workspace.reading import MAX_BYTES
 
-__all__ = ["Settings", "load_settings", "read_tool_allowlist"]
+__all__ = ["Settings", "list_faults", "load_settings", "read_tool_allowlist"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,20 @@ def load_settings(root: Path) -> Settings:
     return _load_meta(root / "server.d" / "server.meta.json", root)
 
 
+def list_faults(root: Path) -> list[InvalidFile]:
+    """Return all unknown or wrong settings in `tidings.toml`. The list is empty if it can't be read at all."""
+    import tomllib
+
+    path = root / "tidings.toml"
+    try:
+        text = read_text(root, path)
+        values = tomllib.loads(text)
+    except (InvalidFile, ValueError, RecursionError):
+        return []
+    values.pop("policy", None)
+    return list(_check_settings(path, text, values))
+
+
 def _load_toml(path: Path, root: Path) -> Settings:
     import tomllib
 
@@ -98,9 +114,8 @@ def _load_toml(path: Path, root: Path) -> Settings:
         raise InvalidFile(path, f"policy is {policy!r}; it must be a section, [policy]", _find_line(text, "policy"))
     sections = {"": {key: value for key, value in values.items() if not isinstance(value, dict)}}
     sections |= {key: value for key, value in values.items() if isinstance(value, dict)}
-    for section, fields in sections.items():
-        for key, value in fields.items():
-            _check_setting(path, text, section, key, value)
+    for fault in _check_settings(path, text, values):
+        raise fault
     chosen: dict[str, Any] = {**sections[""], **sections.get("tools", {})}
     for section in ("resources", "register"):
         chosen |= {f"{section}_{key}": value for key, value in sections.get(section, {}).items()}
@@ -115,6 +130,16 @@ def _load_toml(path: Path, root: Path) -> Settings:
     return Settings(**{"name": root.name, **chosen})
 
 
+def _check_settings(path: Path, text: str, values: dict[str, Any]) -> Iterator[InvalidFile]:
+    for key, value in values.items():
+        section, fields = (key, value) if isinstance(value, dict) else ("", {key: value})
+        for name, field_value in fields.items():
+            try:
+                _check_setting(path, text, section, name, field_value)
+            except InvalidFile as fault:
+                yield fault
+
+
 def _check_setting(path: Path, text: str, section: str, key: str, value: Any) -> None:
     known = _SECTIONS.get(section)
     name = f"[{section}] {key}" if section else key
@@ -122,8 +147,10 @@ def _check_setting(path: Path, text: str, section: str, key: str, value: Any) ->
     if not section and key in _SECTIONS:
         raise InvalidFile(path, f"{key} is {value!r:.60}; it must be a section, [{key}]", line)
     if known is None or key not in known:
-        names = ", ".join(sorted(known or _SECTIONS.keys() - {""} | {"policy"}))
-        raise InvalidFile(path, f"{name} is not a setting; use one of {names}", line)
+        names = sorted(known or _SECTIONS.keys() - {""} | {"policy"})
+        similar = difflib.get_close_matches(key if known else section, names, n=1)
+        advice = f"did you mean {similar[0]}?" if similar else f"use one of {', '.join(names)}"
+        raise InvalidFile(path, f"{name} is not a setting; {advice}", line)
     is_list = isinstance(value, list) and all(isinstance(element, str) for element in value)
     if not isinstance(value, known[key]) or isinstance(value, bool) or (list in known[key] and not is_list):
         expected = {str: "a string", list: "a list of strings", int: "a number"}[known[key][0]]
