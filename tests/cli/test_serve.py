@@ -31,7 +31,7 @@ from tests.support.command import (
     start_process,
     tidings,
 )
-from tests.support.waiting import free_port, until_served
+from tests.support.waiting import free_port, until, until_served
 from tidings.cli.commands import app
 
 pytestmark = pytest.mark.anyio
@@ -241,6 +241,30 @@ async def test_signal_during_start_ends_the_server_with_status_0(board: Path, nu
         process.send_signal(number)
         assert await asyncio.wait_for(process.wait(), GRACE) == 0
         assert b"Traceback" not in await process.stderr.read()
+
+
+async def test_second_ctrl_c_prints_no_traceback(board: Path) -> None:
+    started, may_end = board / "started", board / "may_end"
+    (board / "tools" / "slow.py").write_text(
+        "import pathlib, threading\ndef slow() -> str:\n"
+        f"    pathlib.Path({str(started)!r}).touch()\n"
+        f"    while not pathlib.Path({str(may_end)!r}).exists():\n        threading.Event().wait(0.01)\n"
+        "    return 'done'\n"
+    )
+    async with serving(board) as server:
+
+        async def call() -> None:
+            async with Client(server.url) as client:
+                await client.call_tool("slow")
+
+        calling = asyncio.create_task(call())
+        await until(started.exists)
+        server.process.send_signal(signal.SIGINT)
+        await server.line_with("stopping")
+        server.process.send_signal(signal.SIGINT)
+        await server.stop()  # checks that there is no traceback
+        may_end.touch()
+        await asyncio.gather(calling, return_exceptions=True)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "[127.0.0.1]"])

@@ -72,9 +72,12 @@ def _log_thread_exception(arguments: threading.ExceptHookArgs) -> None:
 
 
 def _is_not_cancellation(record: logging.LogRecord) -> bool:
-    """Return False for a call that is cancelled because the server stops: it has not failed and needs no traceback."""
+    """Return False for work that is cancelled because the server stops: it has not failed and needs no traceback."""
     kind = record.exc_info[0] if record.exc_info else None
-    return kind is None or kind.__name__ != "CancelledError"
+    if kind is not None and kind.__name__ == "CancelledError":
+        return False
+    # After a second Ctrl-C, uvicorn logs the traceback of the app's lifespan as a text.
+    return not record.getMessage().rstrip().endswith("asyncio.exceptions.CancelledError")
 
 
 def _hide_session_ids(record: logging.LogRecord) -> bool:
