@@ -25,6 +25,7 @@ from tidings.errors import TidingsError
 from tidings.http.legacy import LegacyStreams
 from tidings.http.listen import ListenStreams
 from tidings.policy import Policy
+from tidings.server import internals
 from tidings.server.authorization import Authorization, Authorize, Principal
 from tidings.server.change_events import ChangeEvents
 from tidings.server.extension import ExtensionMethods
@@ -55,6 +56,8 @@ if TYPE_CHECKING:
 __all__ = ["Live", "LiveItems", "LiveResources"]
 
 logger = logging.getLogger(__name__)
+
+_NO_SSE = "Live does not serve the transport sse, which the protocol has replaced; use http (streamable HTTP) or stdio"
 
 
 class Live:
@@ -113,6 +116,7 @@ class Live:
         self.writer = StoreWriter(opened, self.hub, self.durables)
         """Writes the state to the store. `writer.problem` says why, if it does not."""
         self.list_reader.start()
+        internals.follow_apps(self.server, self.lowlevel, self._make_live)
 
     def _build_core(
         self,
@@ -171,12 +175,22 @@ class Live:
     def http_app(self, *, health: bool = False, metrics: Audience | None = None, **options: Any) -> Starlette:
         """Return the server's own ASGI app, made live. `options` are those of its `streamable_http_app()` or
         `http_app()`. `health` and `metrics` add routes: see `health_routes`."""
-        from tidings.http.app import build_app
+        from tidings.http.app import own_app
+
+        if options.get("transport") == "sse":
+            raise TidingsError(_NO_SSE)
+        app: Starlette = own_app(self.server, options)
+        app.router.routes.extend(self.health_routes(health=health, metrics=metrics))
+        return app
+
+    def _make_live(self, app: Starlette) -> None:
+        """Make an app live that the server returns from `streamable_http_app()` or `http_app()`, or runs itself."""
+        from tidings.http.app import make_live
         from tidings.http.router import Router
 
-        app: Starlette = build_app(
+        make_live(
             self.server,
-            options,
+            app,
             make_router=lambda manager: Router(
                 manager, self.source, self.list_reader, self.list_cache, self.listen_streams, self.legacy_streams
             ),
@@ -184,8 +198,6 @@ class Live:
             start=self._restart,
             stop=self.stop,
         )
-        app.router.routes.extend(self.health_routes(health=health, metrics=metrics))
-        return app
 
     def health_routes(
         self, *, health: bool = True, metrics: Audience | None = "local", token: str | None = None
@@ -199,8 +211,8 @@ class Live:
             self.missing_for_readiness, partial(render, self.metrics), health=health, metrics=metrics, token=token
         )
 
-    def run(self, transport: Literal["stdio", "http"] = "stdio", **options: Any) -> None:
-        """Serve until the process gets a signal to end.
+    def run(self, transport: Literal["stdio", "http", "streamable-http"] = "stdio", **options: Any) -> None:
+        """Serve until the process gets a signal to end. "streamable-http" is the SDK's name of "http".
 
         For "http", `host`, `port` and `log_level` are those of uvicorn, and the others those of `http_app()`."""
         if transport == "stdio":
@@ -209,12 +221,13 @@ class Live:
             if options:
                 raise TidingsError(f"stdio has no option {', '.join(options)}; leave it out, or run http")
             run_stdio(self.server, self.lowlevel, self.list_cache, self.policy.write_deadline, self.stop)
-        elif transport == "http":
+        elif transport in ("http", "streamable-http"):
             from tidings.http.app import run_http
 
             run_http(self.server, self.http_app, **options)
         else:
-            raise TidingsError(f"no transport {transport!r}; there are stdio and http")
+            known: str = transport
+            raise TidingsError(_NO_SSE if known == "sse" else f"no transport {known!r}; there are stdio and http")
 
     def listen(self, *features: Feature | str, uris: Iterable[str] = (), **options: Any) -> Listener:
         """Listen in this process: `async with live.listen("prompts") as changes: async for change in changes: …`"""

@@ -23,37 +23,42 @@ from tidings.server import internals
 from tidings.server.garbage_collection import freeze_objects, restored_gc_settings
 from tidings.server.list_reader import ListReader
 
-__all__ = ["build_app", "run_http", "serve_app"]
+__all__ = ["make_live", "own_app", "run_http", "serve_app"]
 
 logger = logging.getLogger(__name__)
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-def build_app(
+def own_app(server: Any, options: dict[str, Any]) -> Any:
+    """Return the Starlette app that a server makes, with the checks of `Host` and `Origin` for a local bind."""
+    if not hasattr(server, "streamable_http_app"):
+        return server.http_app(**options)
+    host = options.get("host")
+    if options.get("transport_security") is None and needs_security(host):
+        options = {**options, "transport_security": make_security(host)}
+    return server.streamable_http_app(**options)
+
+
+def make_live(
     server: Any,
-    options: dict[str, Any],
+    app: Any,
     *,
     make_router: Callable[[Any], Any],
     reader: ListReader,
     start: Callable[[], None],
     stop: Callable[[], None],
-) -> Any:
-    """Return the Starlette app of a server, with the router of Tidings in place of the SDK's session manager.
+) -> None:
+    """Put the router of Tidings into the new Starlette app of a server, in place of the SDK's session manager.
 
     `make_router` returns the router for a session manager. `start` and `stop` are called with the app."""
     if hasattr(server, "streamable_http_app"):
-        host = options.get("host")
-        if options.get("transport_security") is None and needs_security(host):
-            options = {**options, "transport_security": make_security(host)}
-        app = server.streamable_http_app(**options)
         manager = server.session_manager
         manager.asgi_app = make_router(manager)
 
         def find_manager() -> Any:
             return manager
     else:
-        app = server.http_app(**options)
         endpoint = internals.fastmcp_endpoint(app)
 
         def find_manager() -> Any:
@@ -78,7 +83,6 @@ def build_app(
                     stop()
 
     app.router.lifespan_context = lifespan
-    return app
 
 
 def _add_request_reference(app: Any) -> None:

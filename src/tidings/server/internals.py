@@ -43,6 +43,7 @@ __all__ = [
     "connection_of",
     "fastmcp_endpoint",
     "fastmcp_registry",
+    "follow_apps",
     "has_own_listen_handler",
     "has_standard_discover",
     "has_standard_list",
@@ -262,6 +263,24 @@ def _call_after(owner: Any, name: str, function: Callable[[], None]) -> None:
             function()
 
     setattr(owner, name, wrapped)
+
+
+def follow_apps(server: Any, lowlevel: Server[Any], function: Callable[[Any], None]) -> None:
+    """Call a function with each streamable HTTP app that a server makes, also for its own `run()`.
+
+    A method of the server is replaced, because neither the SDK nor FastMCP has a hook for it. A high-level server of
+    the SDK calls the method of its low-level one."""
+    is_sdk = hasattr(server, "streamable_http_app")
+    owner, name = (lowlevel, "streamable_http_app") if is_sdk else (server, "http_app")
+    original = getattr(owner, name)
+
+    def make_app(*args: Any, **kwargs: Any) -> Any:
+        app = original(*args, **kwargs)
+        if "sse" not in (*args, kwargs.get("transport")):
+            function(app)
+        return app
+
+    setattr(owner, name, make_app)
 
 
 def fastmcp_endpoint(app: Any) -> Any:
