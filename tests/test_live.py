@@ -141,3 +141,12 @@ def test_failures_are_counted_by_kind_and_survived(caplog: pytest.LogCaptureFixt
         mcp.add_tool(hello, name="b")
     assert len(told) == 2
     assert live.failures == {"hook": 1, "delivery": 2}
+
+
+@pytest.mark.parametrize("name", ["policy", "telemetry", "authorize", "terms", "on_watched", "on_unwatched"])
+def test_option_of_a_wrong_type_is_named_in_the_error(name: str) -> None:
+    server = MCPServer("typed")
+    options: dict[str, Any] = {name: {"detail": "full"}}
+    with pytest.raises(TidingsError, match=rf"^Live\({name}=…\) must be "):
+        Live(server, **options)
+    Live(server)  # the server is not live after the error

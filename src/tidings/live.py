@@ -90,6 +90,11 @@ class Live:
         * `poll`: seconds after which lists with subscribers are read again, for items that change without a call of the
           server: of a proxy, a mounted server or an upstream API.
         """
+        _check_option("policy", policy, policy is None or isinstance(policy, Policy), "a Policy(…)")
+        _check_option("telemetry", telemetry, isinstance(telemetry, bool | Telemetry), "True, False or a Telemetry(…)")
+        functions = {"authorize": authorize, "terms": terms, "on_watched": on_watched, "on_unwatched": on_unwatched}
+        for name, function in functions.items():
+            _check_option(name, function, function is None or callable(function), "a function")
         self.policy = policy or Policy()
         self.source = source_of(server)
         self.server = self.source.server
@@ -301,3 +306,8 @@ class Live:
         With a cursor as `since`, only changes of the topics in it. With a limit, only the newest changes."""
         found = self.hub.history(history_topic(feature, uri), since, self.epoch)
         return found if limit is None else found.newest(limit)
+
+
+def _check_option(name: str, value: object, is_valid: bool, expected: str) -> None:
+    if not is_valid:
+        raise TidingsError(f"Live({name}=…) must be {expected}, not {value!r:.80}")
