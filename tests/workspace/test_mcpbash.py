@@ -24,11 +24,13 @@ async def test_paths_are_relative_to_the_file_the_kind_or_the_project(tmp_path: 
     files = {"prompts/review/review.txt": "Review {{it}}", "resources/notes/n.txt": "note"}
     for number, path in enumerate(("review.txt", "review/review.txt", "prompts/review/review.txt")):
         files[f"prompts/review/p{number}.meta.json"] = json.dumps({"name": f"p{number}", "path": path})
+    files["prompts/review/README.md"] = "How to use {this} folder"
     files["resources/notes/r.meta.json"] = json.dumps({"uri": "note://r", "path": "resources/notes/n.txt"})
     write(tmp_path, files)
 
     async with serve(tmp_path) as (client, workspace):
         assert workspace.problems == ()
+        assert list_names(workspace, Feature.PROMPTS) == ["p0", "p1", "p2", "review"]
         for number in range(3):
             prompt = await client.get_prompt(f"p{number}", {"it": "this"})
             assert prompt.messages[0].content == types.TextContent(text="Review this")

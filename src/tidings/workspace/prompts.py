@@ -40,6 +40,7 @@ _PLACEHOLDER = re.compile(r"\$\{(\w+)\}|\{\{\s*(\w+)\s*\}\}|\{(\w+)\}")
 
 def load_prompts(root: Path, files: list[Path]) -> list[LoadedItem]:
     metas, texts = split_meta(files)
+    texts = [path for path in texts if path.stem.upper() != "README"]  # it describes the prompts beside it
     meta = read_meta(root, metas[0]) if metas else {}
     if metas and "path" in meta:
         texts = [require_inside(root, str(meta["path"]), metas[0])]
