@@ -1,14 +1,19 @@
-"""The handshake of legacy sessions: stateless apps, sessions over the limit, and repeated handshakes."""
+"""The handshake and notifications of clients: what is advertised, repeated handshakes, and middleware of the user."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import anyio
 import httpx2
 import pytest
+from mcp.client import Client
+from mcp.server import Server
+from mcp_types import ListToolsResult
 
-from tests.support.sdk_clients import serving
+from tests.support.sdk_clients import DEADLINE, serving
 from tests.support.wire_clients import LegacyWire
+from tidings import Feature, Live
 
 pytestmark = pytest.mark.anyio
 
@@ -62,3 +67,38 @@ async def test_second_handshake_replaces_the_first_subscription(http: httpx2.Asy
                 await wire.post("tools/call", **call)
             heard = [await stream.received(), await stream.received()]
         assert [each.summary for each in heard] == ["tools added t1", "tools added t2"]
+
+
+@pytest.mark.filterwarnings("ignore::mcp.MCPDeprecationWarning")
+async def test_notification_of_a_client_does_not_wait_for_lists() -> None:
+    is_reading, is_heard = anyio.Event(), anyio.Event()
+    should_wait = False
+
+    async def list_tools(ctx: Any, params: Any) -> ListToolsResult:
+        if should_wait:
+            is_reading.set()
+            await is_heard.wait()
+        return ListToolsResult(tools=[])
+
+    async def on_roots(ctx: Any, params: Any) -> None:
+        is_heard.set()
+
+    live = Live(Server("board", on_list_tools=list_tools, on_roots_list_changed=on_roots))
+    live.list_reader.request_timeout = 2 * DEADLINE
+    async with Client(live.lowlevel, mode="legacy") as client:
+        should_wait = True
+        live.list_reader.wake(Feature.TOOLS)
+        with anyio.fail_after(DEADLINE):
+            await is_reading.wait()
+            await client.send_roots_list_changed()
+            await is_heard.wait()
+
+
+async def test_response_of_user_middleware_to_discover_stays_as_it_is() -> None:
+    async def respond(ctx: Any, call_next: Any) -> Any:
+        return {"ok": True} if ctx.method == "server/discover" else await call_next(ctx)
+
+    server: Server[Any] = Server("board")
+    server.middleware.append(respond)
+    live = Live(server)
+    assert await live.list_reader.request("server/discover", "2026-07-28") == {"ok": True}

@@ -62,11 +62,12 @@ class NotificationMiddleware:
     async def __call__(self, ctx: Ctx, call_next: CallNext) -> HandlerResult:
         if ctx.request_id == self._reader.request_id:
             return await call_next(ctx)
-        try:
-            await self._reader.ensure_loaded(ctx.lifespan_context)
-        except Exception:
-            self._hub.counts.failures["reading"] += 1
-            logger.exception("reading the server's lists failed; handling the request with the lists read before")
+        if ctx.request_id is not None:  # a notification does not wait, because others must not overtake it
+            try:
+                await self._reader.ensure_loaded(ctx.lifespan_context)
+            except Exception:
+                self._hub.counts.failures["reading"] += 1
+                logger.exception("reading the server's lists failed; handling the request with the lists read before")
         if ctx.method == LISTEN and not self._source.has_user_middleware() and (params := _listen_params(ctx)):
             # Not through the SDK's span of the request, which would last as long as the stream.
             self._hub.tracer.continue_trace(ctx.meta)
@@ -110,8 +111,10 @@ class NotificationMiddleware:
 
     def _with_capabilities(self, result: dict[str, Any], version: str, *, is_served: bool) -> dict[str, Any]:
         """Advertise exactly what is served: nothing if the connection can't be notified."""
+        if not isinstance(result.get("capabilities"), dict):
+            return result  # the user's middleware may respond by itself
         sends_lists = is_served and version not in self._policy.mute_list_changed
-        capabilities = dict(result.get("capabilities") or {})
+        capabilities = dict(result["capabilities"])
         for feature in Feature:
             if isinstance(capabilities.get(feature.value), dict):
                 capabilities[feature.value] = {**capabilities[feature.value], "listChanged": sends_lists}
