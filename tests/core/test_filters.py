@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from tidings.core.filters import Filter, Terms
 from tidings.core.model import Priority
+from tidings.errors import InvalidPolicy
 from tidings.policy import Policy
 
 WHOLE = {
@@ -149,3 +150,9 @@ def test_urgent_priority_does_not_lift_the_limit_of_the_server(limit: Terms) -> 
     assert client.within(Terms(detail="none")).priorities == client.priorities, "not a limit on time"
     trusted = Terms(min_interval=limit.min_interval, quiet_gap=limit.quiet_gap, priorities={"a://**": "urgent"})
     assert client.within(trusted).priorities == {"a://**": "urgent", "b://**": "low"}, "set by the server"
+
+
+def test_terms_of_a_server_have_a_known_detail() -> None:
+    detail: Any = "everything"
+    with pytest.raises(InvalidPolicy, match="detail is 'everything'; it must be one of none, summary, delta, full"):
+        Terms(detail=detail)

@@ -16,7 +16,7 @@ from msgspec import Meta, structs
 
 from tidings.core.model import Change, Feature, Operation
 from tidings.core.patterns import Match, compile_pattern
-from tidings.errors import InvalidPattern
+from tidings.errors import InvalidPattern, InvalidPolicy
 from tidings.policy import Detail, Policy
 
 __all__ = ["Filter", "Terms"]
@@ -97,6 +97,10 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defa
     """The order of pending contents, by URI or glob; the first match counts."""
     bookmarks: bool = False
     """Whether heartbeats have a cursor."""
+
+    def __post_init__(self) -> None:
+        if self.detail is not None and self.detail not in _DETAILS:
+            raise InvalidPolicy(f"Terms: detail is {self.detail!r}; it must be one of {', '.join(_DETAILS)}")
 
     @classmethod
     def parse(cls, given: Any, policy: Policy | None = None) -> Terms:
