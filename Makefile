@@ -22,7 +22,7 @@ CANDIDATES := $(if $(PYTHON),"$(PYTHON)",python3.11 python3.12 python3.13 python
 PROBE := import sys; assert sys.version_info >= (3, 11); import venv, ensurepip; print(sys.executable)
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-all coverage check dist bench bench-peers screenshot lock format clean
+.PHONY: help run test test-all coverage check dist bench bench-peers sdk-suite screenshot lock format clean
 
 help: ## list the targets
 	@echo 'Targets:'
@@ -83,6 +83,9 @@ bench: $(READY) ## measure the core as ratios, and the folder server
 
 bench-peers: $(READY) ## measure Tidings beside its peers (needs a C compiler)
 	@$(BIN)/python -m bench.peers $(BENCH_ARGS)
+
+sdk-suite: $(READY) ## run the SDK's own tests with every server in Live, and explain each difference
+	@$(BIN)/python -m tests.sdk_suite
 
 screenshot: $(READY) ## make docs/serve.svg, the picture of README.md
 	@$(BIN)/python docs/screenshot.py
