@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import datetime
@@ -228,3 +230,24 @@ async def test_authorize_is_not_called_again_with_an_interval_of_0() -> None:
         rights.refused.add(("ada", Feature.TOOLS))
         board.live.tools.add(steady, name="seen")
         assert (await stream.received()).summary == "tools added seen"
+
+
+async def test_calls_of_authorize_for_many_streams_do_not_block_the_event_loop() -> None:
+    turn, calls = 0, Counter[int]()
+
+    def authorize(principal: Principal | None, topic: Topic) -> bool:
+        calls[turn] += 1
+        return True
+
+    live = Live(MCPServer("board"), authorize=authorize, policy=Policy(authorize_interval=0.001))
+    is_authorized = live.subscriptions.authorization.predicate(Principal("ada"))
+    for _ in range(100):
+        subscriber = live.hub.subscribe(live.hub.open(print), "tools")
+        subscriber.is_authorized = is_authorized
+    checks = asyncio.create_task(live.subscriptions.authorized_streams.run())
+    async with asyncio.timeout(DEADLINE):
+        while calls.total() < 100:
+            turn += 1
+            await asyncio.sleep(0)
+    checks.cancel()
+    assert max(calls.values()) == 1

@@ -83,6 +83,7 @@ class AuthorizedStreams:
             await asyncio.sleep(interval)
             for subscriber in self._hub:
                 await self._check(subscriber)
+                await asyncio.sleep(0)  # there may be thousands, and a synchronous `authorize` does not yield
 
     async def _check(self, subscriber: Subscriber) -> None:
         if not isinstance(subscriber.is_authorized, MayWatch):
