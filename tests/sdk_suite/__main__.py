@@ -92,7 +92,7 @@ def run(mode: str, pytest_arguments: list[str]) -> Outcomes:
 
 def report(plain: Outcomes, live: Outcomes, *, is_complete: bool) -> int:
     """Print the differences by reason. Return 1 if one has no reason, or a reason has no difference."""
-    differing = {test for test in plain.keys() | live.keys() if outcome(plain, test) != outcome(live, test)}
+    differing = {test for test in plain.keys() | live.keys() if outcome_of(plain, test) != outcome_of(live, test)}
     functions = {test.partition("[")[0] for test in differing}
     explained: set[str] = set()
     unused: list[str] = []
@@ -104,7 +104,7 @@ def report(plain: Outcomes, live: Outcomes, *, is_complete: bool) -> int:
         print(f"{sum(test.partition('[')[0] in names for test in differing):5}  {difference.reason}")
     unexplained = sorted(test for test in differing if test.partition("[")[0] not in explained)
     for test in unexplained:
-        print(f"\nNo reason is known: {test}: {outcome(plain, test)} → {outcome(live, test)}")
+        print(f"\nNo reason is known: {test}: {outcome_of(plain, test)} → {outcome_of(live, test)}")
         print(live.get(test, ("", ""))[1])
     if is_complete:
         for test in unused:
@@ -112,7 +112,7 @@ def report(plain: Outcomes, live: Outcomes, *, is_complete: bool) -> int:
     return int(bool(unexplained) or (is_complete and bool(unused)))
 
 
-def outcome(outcomes: Outcomes, test: str) -> str:
+def outcome_of(outcomes: Outcomes, test: str) -> str:
     return outcomes.get(test, ("missing", ""))[0]
 
 
