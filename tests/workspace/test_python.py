@@ -9,8 +9,11 @@ from typing import Any
 
 import pytest
 
-from tests.support.waiting import until
+from tests.support.waiting import DEADLINE, until
 from tests.support.workspaces import call, call_with_progress, get_problems, list_tools, serve, watch, write
+from tidings.workspace import python
+from tidings.workspace.metadata import read_file
+from tidings.workspace.python import StillLoading, load_python
 
 pytestmark = pytest.mark.anyio
 
@@ -124,6 +127,24 @@ async def test_endless_file_ends_when_it_is_edited_removed_or_late(
     write(tmp_path, {"tools/endless.py": endless})
     assert "still running" in get_problems(tmp_path)[0]
     await until(lambda: count_running() == 0)
+
+
+def test_edit_while_a_slow_file_is_being_read_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "slow.py"
+    path.write_text("while True:\n    pass\n")
+
+    def read_and_edit(root: Path, path: Path) -> bytes:
+        source = read_file(root, path)
+        path.write_text("def edited() -> int:\n    return 1\n")
+        return source
+
+    with monkeypatch.context() as patch:
+        patch.setattr(python, "read_file", read_and_edit)
+        patch.setattr(python, "_FIRST_WAIT", 0.0)
+        with pytest.raises(StillLoading):
+            load_python(tmp_path, path, {})
+    monkeypatch.setattr(python, "_FIRST_WAIT", DEADLINE)
+    assert [item.key for item in load_python(tmp_path, path, {})] == ["edited"]
 
 
 async def test_caller_gets_the_type_and_the_message_of_an_error(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ __all__ = ["StillLoading", "load_python", "unload_modules", "wait_for_loading"]
 _LOAD_TIMEOUT = 10.0
 """Seconds that a file may run when it is loaded."""
 
-_PATIENCE = 0.5
+_FIRST_WAIT = 0.5
 """Seconds that other files wait for one that is being loaded: longer than most imports take."""
 
 _PACKAGE = "tidings_workspace."
@@ -69,7 +69,7 @@ def load_python(root: Path, path: Path, meta: dict[str, Any], meta_path: Path | 
     """Return the tools of a Python file. `meta` describes the tool if there is only one.
 
     Raise `StillLoading` if the file takes longer than other files should wait."""
-    module = _load_module(path, read_file(root, path))
+    module = _load_module(root, path)
     functions = [value for name, value in vars(module).items() if _is_tool(name, value, module)]
     if not functions:
         raise InvalidFile(path, "contains no tool; a tool is a public function whose parameters have type hints")
@@ -93,8 +93,7 @@ def unload_modules(files: Iterable[Path]) -> None:
     """
     files = list(files)
     for path in files:
-        if (loading := _loadings.get(path)) is not None and loading.version != read_state(path):
-            _loadings.pop(path).abandon()
+        _abandon_older(path, read_state(path))
     changed = {str(path) for path in files if path.suffix == ".py"}
     for folder in {str(parent) for path in changed for parent in Path(path).parents}.intersection(_folders):
         modules = {name: file for name, file, parent in _list_imported() if parent == folder}
@@ -123,15 +122,15 @@ class _Abandoned(BaseException):
 class _Loading:
     """One file that runs in a thread of its own, because it may be slow or never end."""
 
-    def __init__(self, path: Path, source: bytes) -> None:
+    def __init__(self, path: Path, version: tuple[Any, ...], source: bytes) -> None:
         self.path = path
+        self.version = version
         self._source = source
-        self.version = read_state(path)
         self._outcome: types.ModuleType | BaseException | None = None
         self._deadline = time.monotonic() + _LOAD_TIMEOUT
         self._thread = threading.Thread(target=self._run, name=f"loading {path.name}", daemon=True)
         self._thread.start()
-        self.wait(_PATIENCE)
+        self.wait(_FIRST_WAIT)
 
     def _run(self) -> None:
         try:
@@ -140,8 +139,9 @@ class _Loading:
             self._outcome = error
 
     @property
-    def is_late(self) -> bool:
-        return time.monotonic() >= self._deadline
+    def is_running(self) -> bool:
+        """Whether the file is not loaded yet, and may still take some time."""
+        return self._outcome is None and time.monotonic() < self._deadline
 
     def wait(self, timeout: float | None = None) -> None:
         """Wait until the file is loaded, for at most `timeout` seconds, and not longer than it may take."""
@@ -166,8 +166,6 @@ class _Loading:
             # For example SystemExit or CancelledError, which must not stop the server or its watcher.
             problem = find_problem(self._outcome, self.path, self.path.parent)
             raise InvalidFile(self.path, problem.message, problem.line)
-        if not self.is_late:
-            raise StillLoading(self.path)
         self.abandon()
         message = f"still running after {_LOAD_TIMEOUT:g} s; loading runs it, so move slow code into a function"
         raise InvalidFile(self.path, message)
@@ -177,22 +175,23 @@ _loadings: dict[Path, _Loading] = {}
 """The files that are being loaded."""
 
 
-def _load_module(path: Path, source: bytes) -> types.ModuleType:
+def _load_module(root: Path, path: Path) -> types.ModuleType:
+    version = read_state(path)  # before the source: an edit in between must not get this version
+    _abandon_older(path, version)
     loading = _loadings.get(path)
-    if loading is not None and loading.version != read_state(path):
-        loading.abandon()
-        loading = None
     if loading is None:
-        loading = _loadings[path] = _Loading(path, source)
-    try:
-        module = loading.result()
-    except StillLoading:
-        raise
-    except BaseException:
-        del _loadings[path]
-        raise
+        loading = _loadings[path] = _Loading(path, version, read_file(root, path))
+    if loading.is_running:
+        raise StillLoading(path)
     del _loadings[path]
-    return module
+    return loading.result()
+
+
+def _abandon_older(path: Path, version: tuple[Any, ...]) -> None:
+    """Abandon the loading of another version of a file."""
+    if (loading := _loadings.get(path)) is not None and loading.version != version:
+        del _loadings[path]
+        loading.abandon()
 
 
 def wait_for_loading(paths: Iterable[Path]) -> None:
