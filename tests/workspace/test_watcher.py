@@ -23,7 +23,7 @@ pytestmark = pytest.mark.anyio
 def no_events(monkeypatch: pytest.MonkeyPatch) -> None:
     """Simulate a file system without events."""
 
-    async def watch_paths(root: Path, list_more: object) -> AsyncIterator[set[Path] | None]:
+    async def watch_paths(root: Path, list_other_folders: object) -> AsyncIterator[set[Path] | None]:
         yield None
         await asyncio.Event().wait()
 
@@ -48,7 +48,7 @@ async def test_full_scan_waits_before_it_removes_a_missing_file(
         with monkeypatch.context() as patch:
             patch.setattr(watcher_module, "_REMOVAL_GRACE", 3600.0)
             (tmp_path / "tools" / "kept.sh").unlink()
-            await until(lambda: workspace.is_unsettled or not list_names(workspace))
+            await until(lambda: workspace.has_pending_scan or not list_names(workspace))
             assert list_names(workspace) == ["kept"]
         await until(lambda: not list_names(workspace))
 

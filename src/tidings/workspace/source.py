@@ -133,10 +133,10 @@ class Workspace(Source):
         self.lowlevel.add_request_handler("logging/setLevel", types.SetLevelRequestParams, set_log_level)
         self.lowlevel.add_request_handler("resources/list", types.PaginatedRequestParams, self._list_resources)
         self._handlers = wrap_handlers(self.server)
-        unsettled = self.rescan()
-        while unsettled:
-            wait_for_loading(unsettled)
-            unsettled = self.rescan(unsettled)
+        remaining = self.rescan()
+        while remaining:
+            wait_for_loading(remaining)
+            remaining = self.rescan(remaining)
         if scripts := self._list_scripts():
             self._scripts.run_blocking(self.settings, scripts)
             self.rescan(scripts)
@@ -206,17 +206,17 @@ class Workspace(Source):
         return self.root.is_dir()
 
     @property
-    def is_unsettled(self) -> bool:
-        """Whether files are removed or loaded later than the last scan. Tests wait until it is not."""
-        return self._watcher.is_unsettled
+    def has_pending_scan(self) -> bool:
+        """Whether the last scan left files for another one: missing or slow ones. Tests wait until there are none."""
+        return self._watcher.has_pending_scan
 
     # Scanning
 
     async def _scan(self, paths: set[Path] | None, defer_removals: bool) -> set[Path]:
-        unsettled = await asyncio.to_thread(self.rescan_safely, paths, defer_removals=defer_removals)
+        remaining = await asyncio.to_thread(self.rescan_safely, paths, defer_removals=defer_removals)
         if self._scripts.has_changes(self._list_scripts()):
             self._must_run_scripts.set()
-        return unsettled
+        return remaining
 
     async def _run_scripts(self) -> None:
         """Run the registration scripts when they have changed, and at their interval.
@@ -279,8 +279,8 @@ class Workspace(Source):
     def _may_add_linked_files(self, paths: Iterable[Path]) -> bool:
         """Return whether a path may be a new file of a linked folder. The name of its unit is that of the link."""
         outside = self._list_outside_folders()
-        known = set[Path]().union(*(loaded.other_files for loaded in list(self._units.values()))) if outside else set()
-        return any(path.parent in outside and path not in known for path in paths)
+        new = {path for path in paths if path.parent in outside}
+        return bool(new.difference(*(loaded.other_files for loaded in list(self._units.values()))))
 
     def _find_units(self, below: str = "") -> dict[Unit, list[Path]]:
         """Return the units below a folder with their files; for the whole workspace, also units without files."""
@@ -309,8 +309,8 @@ class Workspace(Source):
         for unit, loaded in list(self._units.items()):
             # A folder may be created or removed without events for its files.
             is_below = folders and not folders.isdisjoint(list_parents(unit.key))
-            serves = not changed_folders.isdisjoint(loaded.content.folders)
-            if is_below or serves or not changed.isdisjoint(loaded.other_files):
+            has_template = not changed_folders.isdisjoint(loaded.content.folders)
+            if is_below or has_template or not changed.isdisjoint(loaded.other_files):
                 found.setdefault(unit, set())
         for folder in folders:
             if folders.isdisjoint(list_parents(folder)):

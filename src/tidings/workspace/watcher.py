@@ -45,39 +45,39 @@ class FolderWatcher:
         root: Path,
         scan: Callable[[set[Path] | None, bool], Awaitable[set[Path]]],
         poll: float,
-        list_more: Callable[[], set[Path]] = set,
+        list_other_folders: Callable[[], set[Path]] = set,
     ) -> None:
-        """`list_more` returns the folders to watch beside those of a workspace."""
+        """Prepare the watching. `list_other_folders` returns the folders to watch beside those of a workspace."""
         self._root = root
         self._scan = scan
         self._poll = poll
-        self._list_more = list_more
-        self._unsettled: set[asyncio.Task[None]] = set()
+        self._list_other_folders = list_other_folders
+        self._pending: set[asyncio.Task[None]] = set()
 
     @property
-    def is_unsettled(self) -> bool:
+    def has_pending_scan(self) -> bool:
         """Whether some files will be scanned again soon."""
-        return bool(self._unsettled)
+        return bool(self._pending)
 
     async def run(self) -> None:
         await asyncio.gather(self._follow_events(), self._follow_interval())
 
     async def _scan_paths(self, paths: set[Path] | None) -> None:
-        if unsettled := await self._scan(paths, True):
-            task = asyncio.create_task(self._scan_again(unsettled))
-            self._unsettled.add(task)
-            task.add_done_callback(self._unsettled.discard)
+        if remaining := await self._scan(paths, True):
+            task = asyncio.create_task(self._scan_again(remaining))
+            self._pending.add(task)
+            task.add_done_callback(self._pending.discard)
 
-    async def _scan_again(self, unsettled: set[Path]) -> None:
-        while unsettled:
+    async def _scan_again(self, remaining: set[Path]) -> None:
+        while remaining:
             await asyncio.sleep(_REMOVAL_GRACE)
-            unsettled = await self._scan(unsettled, False)
+            remaining = await self._scan(remaining, False)
 
     async def _follow_events(self) -> None:
         last_error, pause = "", _RETRY
         while True:
             try:
-                async for paths in watch_paths(self._root, self._list_more):
+                async for paths in watch_paths(self._root, self._list_other_folders):
                     if paths is not None:
                         last_error, pause = "", _RETRY
                     await self._scan_paths(paths)
@@ -99,14 +99,14 @@ def _advise(error: Exception) -> str:
     return f"raise sysctl fs.inotify.max_user_watches; {advice}" if "limit" in str(error) else advice
 
 
-async def watch_paths(root: Path, list_more: Callable[[], set[Path]] = set) -> AsyncIterator[set[Path] | None]:
+async def watch_paths(root: Path, list_other_folders: Callable[[], set[Path]] = set) -> AsyncIterator[set[Path] | None]:
     """Yield the paths of each burst of events, or None if any file may have changed, for example at the start.
 
-    Only the folders of a workspace and those of `list_more` are watched, not others beside them (a virtual
-    environment, `.git`). If one of those folders is created, removed or replaced, watching starts again.
+    Only the folders of a workspace and those of `list_other_folders` are watched, not others beside them (a
+    virtual environment, `.git`). If one of those folders is created, removed or replaced, watching starts again.
     """
     while True:
-        folders = _list_folders(root, list_more())
+        folders = _list_folders(root, list_other_folders())
         watched = {root, *folders}
         queue: asyncio.Queue[set[tuple[Change, Path]]] = asyncio.Queue()
         next_changes: asyncio.Future[set[tuple[Change, Path]]] | None = None
@@ -116,7 +116,7 @@ async def watch_paths(root: Path, list_more: Callable[[], set[Path]] = set) -> A
         try:
             await asyncio.sleep(0)  # the first step of the tasks starts the watching
             yield None
-            while _list_folders(root, list_more()) == folders:
+            while _list_folders(root, list_other_folders()) == folders:
                 next_changes = asyncio.ensure_future(queue.get())
                 done, _ = await asyncio.wait([next_changes, *tasks], return_when=asyncio.FIRST_COMPLETED)
                 if next_changes not in done:
@@ -154,12 +154,10 @@ async def _queue_changes(
             if ignores_failures:
                 raise
         except ExceptionGroup as errors:
-            if "Unable to decode path" in str(
-                errors.exceptions[0]
-            ):  # a name that is not UTF-8; the caller starts again
-                return
-            raise
+            if "Unable to decode path" not in str(errors.exceptions[0]):
+                raise
+            return  # after a name that is not UTF-8; the caller starts again
 
 
-def _list_folders(root: Path, more: set[Path]) -> list[Path]:
-    return [folder for folder in sorted({root / name for name in TOP_LEVEL} | more) if folder.is_dir()]
+def _list_folders(root: Path, others: set[Path]) -> list[Path]:
+    return [folder for folder in sorted({root / name for name in TOP_LEVEL} | others) if folder.is_dir()]
