@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.workspaces import UPDATED, serve, watch, write
+from tests.support.workspaces import UPDATED, get_problems, serve, watch, write
 from tidings.workspace.settings import Settings
 from tidings.workspace.templates import FileTemplate, make_template
 
@@ -71,6 +71,14 @@ async def test_files_of_a_template_beside_the_watched_folders_are_watched(tmp_pa
         assert await watcher.settle() == [(UPDATED, "updated", "data://a/one")]
         write(tmp_path, {"data/b/two.csv": "1"})
         assert await watcher.settle() == [(UPDATED, "updated", "data://b/two")]
+
+
+def test_template_of_files_outside_is_a_problem(tmp_path: Path) -> None:
+    root = tmp_path / "ws"
+    write(root, describe(uriTemplate="out://{name}", path="../{name}.txt"))
+    assert get_problems(root) == [
+        "resources/template.meta.json:1: the files of this template are outside the workspace"
+    ]
 
 
 async def test_mime_type_is_that_of_the_file_unless_the_template_has_one(tmp_path: Path) -> None:

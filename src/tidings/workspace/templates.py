@@ -26,7 +26,7 @@ from pydantic import ValidationError
 
 from tidings.workspace.files import is_ignored, load_ignore_rules, read_state, walk
 from tidings.workspace.items import LoadedItem, make_item
-from tidings.workspace.problems import InvalidFile, invalid_model
+from tidings.workspace.problems import InvalidFile, invalid_field, invalid_model
 from tidings.workspace.resources import FileResource, compute_etag, get_uri_path, guess_mime_type
 from tidings.workspace.settings import Settings
 
@@ -182,4 +182,6 @@ def make_template(root: Path, settings: Settings, meta: dict[str, Any], meta_pat
         )
     except ValidationError as error:
         raise invalid_model(meta_path, error) from None
+    if not template.folder.resolve().is_relative_to(root):
+        raise invalid_field(meta_path, "path", "the files of this template are outside the workspace")
     return make_item(template, etags=template.list_etags(), folder=template.folder)
