@@ -16,6 +16,7 @@ from tests.support.http_server import META, LocalServer, RawClient, example_serv
 from tests.support.kinds import Own
 from tests.support.lists import LISTS, changed, fill_cache, listed, local, posted, sdk_requests
 from tests.support.sdk_clients import LEGACY, MODERN
+from tests.support.waiting import until
 from tidings import Policy
 from tidings.core.frames import CURSOR_KEY
 from tidings.http import request_checks
@@ -127,13 +128,13 @@ async def test_change_in_place_is_told_when_a_list_shows_it() -> None:
                 body = (await local.send(changed())).body
             else:
                 local.live.tools.add(lambda: "", name="new")
-                assert told == ["added new"]
+                await until(lambda: told == ["added new"])
                 told.clear()
                 async with local.client() as client:
                     session = await client.initialize(version)
                     body = (await client.send(listed(**session)(client))).body
             assert tool.description.encode() in body
-            assert told == [f"updated {name}"]
+            await until(lambda: told == [f"updated {name}"])
             told.clear()
 
 

@@ -5,7 +5,6 @@ Without either, the server is named after its folder.
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 from collections.abc import Iterator
@@ -148,6 +147,8 @@ def _check_setting(path: Path, text: str, section: str, key: str, value: Any) ->
         raise InvalidFile(path, f"{key} is {value!r:.60}; it must be a section, [{key}]", line)
     if known is None or key not in known:
         names = sorted(known or _SECTIONS.keys() - {""} | {"policy"})
+        import difflib  # here, because a server seldom needs it
+
         similar = difflib.get_close_matches(key if known else section, names, n=1)
         advice = f"did you mean {similar[0]}?" if similar else f"use one of {', '.join(names)}"
         raise InvalidFile(path, f"{name} is not a setting; {advice}", line)
