@@ -130,8 +130,9 @@ async def test_acknowledgement_names_no_time_without_expiry() -> None:
 async def test_legacy_stream_ends_with_the_token_and_a_new_token_continues_the_session() -> None:
     async with serving(lifetime=2) as board:
         session = await board.legacy("ada")
+        # Before the stream, because the token may expire at any moment after it has opened.
+        board.live.tools.add(steady, name="before")
         async with session.stream() as stream:
-            board.live.tools.add(steady, name="before")
             assert (await stream.received()).summary == "tools added before"
             while await stream.event():  # keep-alives, until the end
                 pass
