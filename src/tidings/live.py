@@ -148,7 +148,7 @@ class Live:
         self.bridge = LoopBridge(hub)
         self.bridge.on_bind(self._start)
         self.list_reader = ListReader(source, hub, self.bridge)
-        self.list_cache = ListCache(source, self.list_reader, hub, self.bridge, has_shared_lists=shared_lists)
+        self.list_cache = ListCache(source, self.list_reader, hub, self.bridge, shared_lists=shared_lists)
         self.subscriptions = Subscriptions(
             hub,
             self.bridge,

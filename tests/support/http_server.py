@@ -168,11 +168,11 @@ class LocalServer:
 
     async def sdk_response(self, raw: Any) -> HttpResponse:
         """Return the response of the SDK, without the list cache."""
-        shared, self.live.list_cache.has_shared_lists = self.live.list_cache.has_shared_lists, False
+        shared, self.live.list_cache.shared_lists = self.live.list_cache.shared_lists, False
         try:
             return await self.send(raw)
         finally:
-            self.live.list_cache.has_shared_lists = shared
+            self.live.list_cache.shared_lists = shared
 
 
 @asynccontextmanager

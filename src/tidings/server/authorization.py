@@ -32,7 +32,7 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 _MAX_TIME = 253_402_300_800
-"""The year 10,000. A later time has no ISO 8601 date, and a token that expires then does not expire."""
+"""The start of the year 10,000. ISO 8601 has no later date, so a later expiry counts as none."""
 
 _CALLS_PER_TURN = 256
 """Calls of `authorize` in one turn of the event loop. A client may name thousands of URIs."""
@@ -124,7 +124,7 @@ class Authorization:
 
 
 class MayWatch:
-    """Whether one principal may watch a URI. An object instead of a closure, which takes five times the memory."""
+    """Decides whether one principal may watch a URI. A closure would take five times the memory."""
 
     __slots__ = ("_authorize", "principal")
 

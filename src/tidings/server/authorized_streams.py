@@ -4,8 +4,9 @@ A stream ends with its graceful result when the token that opened it expires, wh
 `live.end_streams(principal)`, and when `authorize` refuses a topic that it allowed before. The client can then open
 another stream, with the rights that it has by then.
 
-A legacy session is more than its stream, and has no message that names what it may watch. With the token only its
-stream ends, and it loses only the topics that are refused. A webhook has no token. It fails when a topic is refused.
+A legacy session stays open. When the token expires, only its stream ends. When `authorize` refuses a topic, the session
+loses that topic, because no message could tell the client what it may still watch. A webhook has no token: its delivery
+fails when a topic is refused.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ __all__ = ["AuthorizedStream", "AuthorizedStreams"]
 logger = logging.getLogger(__name__)
 
 _MAX_DELAY = 60.0
-"""Seconds until the next look at the clock, which may be set, while the event loop's own stands still in a machine that
-sleeps."""
+"""The longest delay of the timer, in seconds. The system time may be set, and the clock of the event loop stops while
+the machine is suspended."""
 
 
 class AuthorizedStream(Protocol):
@@ -39,8 +40,8 @@ class AuthorizedStream(Protocol):
         """Send nothing more but the graceful result, if the stream has one."""
 
 
-class _Owner(NamedTuple):
-    """The caller that opened a stream: the part of its `Principal` that is needed, because there may be many."""
+class _Caller(NamedTuple):
+    """The part of a `Principal` that is needed for its streams. It has no claims: there may be thousands of streams."""
 
     identity: tuple[str, str | None]
     expires_at: int | None
@@ -53,25 +54,25 @@ class AuthorizedStreams:
         self._hub = hub
         self._bridge = bridge
         self._authorization = authorization
-        self._owners: dict[AuthorizedStream, _Owner] = {}
+        self._callers: dict[AuthorizedStream, _Caller] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._timer_end = 0.0
         """The time of the clock at which the timer ends, if there is one."""
         bridge.on_bind(self._reset)
 
     def add(self, stream: AuthorizedStream, principal: Principal | None) -> None:
-        """Add a stream that has opened. Do nothing without a principal, whose authorization could end."""
+        """Add a stream that has opened. Without a principal do nothing, because there is no authorization to end."""
         if principal is not None:
-            self._owners[stream] = _Owner(principal.identity, principal.expires_at)
+            self._callers[stream] = _Caller(principal.identity, principal.expires_at)
             self._set_timer(principal.expires_at)
 
     def remove(self, stream: AuthorizedStream) -> None:
         """Remove a stream that has ended. Do nothing if it was not added."""
-        self._owners.pop(stream, None)
+        self._callers.pop(stream, None)
 
     def end_all_of(self, principal: Principal) -> int:
-        """End all streams of a principal, whatever its rights are. Return their number. Can be called in any thread."""
-        streams = [stream for stream, owner in list(self._owners.items()) if owner.identity == principal.identity]
+        """End all streams of a principal, found by its identity. Return their number. Can be called in any thread."""
+        streams = [stream for stream, caller in list(self._callers.items()) if caller.identity == principal.identity]
         for stream in streams:
             self._bridge.call(self._end, stream, Reason.REVOKED)
         return len(streams)
@@ -86,6 +87,7 @@ class AuthorizedStreams:
                 await asyncio.sleep(0)  # there may be thousands, and a synchronous `authorize` does not yield
 
     async def _check(self, subscriber: Subscriber) -> None:
+        """Call `authorize` for all topics of one subscriber. If it refuses one, end the stream."""
         if not isinstance(subscriber.is_authorized, MayWatch):
             return  # not a client
         allowed = set(await self._authorization.filter(subscriber.is_authorized.principal, subscriber.watched))
@@ -99,7 +101,7 @@ class AuthorizedStreams:
         else:
             self._hub.close(subscriber, Reason.REVOKED)
 
-    # One timer for all streams: it looks at all of them, which takes little, at most once a second
+    # One timer for all streams. Tokens expire at full seconds, so it ends at most once a second.
 
     def _reset(self) -> None:
         """Forget the timer of another event loop."""
@@ -119,14 +121,14 @@ class AuthorizedStreams:
     def _end_expired(self) -> None:
         self._timer = None
         now = time.time()
-        times = [(stream, owner.expires_at) for stream, owner in self._owners.items() if owner.expires_at is not None]
-        for stream, expires_at in times:
+        times = {stream: each.expires_at for stream, each in self._callers.items() if each.expires_at is not None}
+        for stream, expires_at in times.items():
             if expires_at <= now:
                 self._end(stream, Reason.EXPIRED)
-        self._set_timer(min((expires_at for _, expires_at in times if expires_at > now), default=None))
+        self._set_timer(min((expires_at for expires_at in times.values() if expires_at > now), default=None))
 
     def _end(self, stream: AuthorizedStream, reason: Reason) -> None:
-        if self._owners.pop(stream, None) is None:
+        if self._callers.pop(stream, None) is None:
             return  # it has ended meanwhile
         try:
             stream.end(reason)

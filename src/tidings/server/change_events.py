@@ -1,7 +1,7 @@
-"""What the server itself says of changes, as the SDK offers it, taken as wake-ups.
+"""Takes the change notifications of the user's own code as wake-ups.
 
-That are the events of a `SubscriptionBus`, to which `ctx.notify_*()` publishes, and the notifications that a handler
-sends to its own client with `ctx.session.send_*()`. The list that the server returns decides whether anything changed.
+These are the events of a `SubscriptionBus`, to which `ctx.notify_*()` publishes, and the notifications that a handler
+sends to its client with `ctx.session.send_*()`. The list that the server returns decides whether anything changed.
 """
 
 from __future__ import annotations
@@ -35,10 +35,11 @@ _FEATURES: Final[dict[type, Feature]] = {
 
 
 class ChangeEvents:
-    """Wakes Tidings up for the events and notifications of one server."""
+    """Takes the events and notifications of one server as wake-ups."""
 
     def __init__(self, source: Source, hub: Hub, wake: Wake) -> None:
-        """Follow the buses of the server. Call it before the server's handler of listen requests is replaced."""
+        """Subscribe to the buses of the server. This needs the server's own handler of listen requests, so `Sessions`
+        replaces that later."""
         self._source = source
         self._hub = hub
         self._wake = wake
@@ -53,15 +54,16 @@ class ChangeEvents:
             )
 
     def watch_session(self, session: ServerSession, *, is_notified: bool) -> ServerSession:
-        """Return the same session, whose notifications of changes wake Tidings up.
+        """Return the session of a request with its change notifications taken as wake-ups.
 
-        They are not sent if Tidings notifies the client, which would otherwise get each change twice."""
+        If Tidings notifies the client, they are not sent: the client would get each change twice."""
         return internals.WatchedSession(session, partial(self._replaces, is_notified))
 
     def _on_event(self, event: object) -> None:
         self._report(event)
 
     def _replaces(self, is_notified: bool, notification: object) -> bool:
+        """Take a notification as a wake-up. Return whether the one that Tidings sends replaces it."""
         try:
             return self._report(notification) and is_notified
         except Exception:  # the user's call must not fail because of this
@@ -70,10 +72,10 @@ class ChangeEvents:
             return False
 
     def _report(self, event: object) -> bool:
-        """Wake up. Return False if the event says nothing of a change."""
+        """Take an event as a wake-up. Return False if it is not about a change."""
         if (feature := _FEATURES.get(type(event))) is not None:
-            # An `MCPServer` whose list the user replaced shows each caller its own, and only the user knows that it has
-            # changed. The others would be told twice of a change that was read before this event.
+            # If the user replaced the list method of an `MCPServer`, the list may have changed for some callers only,
+            # and Tidings can't see that: it believes the event. For other kinds of servers it compares the lists.
             self._wake(feature, changed=ItemChange() if self._source.has_shared_lists else None)
         elif isinstance(event, ResourceUpdated | types.ResourceUpdatedNotification):
             uri = event.uri if isinstance(event, ResourceUpdated) else str(event.params.uri)

@@ -137,7 +137,7 @@ def _changeable_fields(kind: type[BaseModel]) -> frozenset[str]:
 
 
 def is_same_component(before: Any, after: Any, to_definition: Callable[[Any], BaseModel]) -> bool:
-    """Return whether an item was replaced by an equal one, which every caller sees as the one before."""
+    """Return whether two items have the same definition and the same authorization, so that no caller sees a change."""
     if before is None or after is None or getattr(before, "auth", None) is not getattr(after, "auth", None):
         return False
     try:

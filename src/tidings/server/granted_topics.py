@@ -33,7 +33,7 @@ class GrantedTopics:
     __slots__ = ("features", "matches", "uris")
 
     def __init__(self, topics: Iterable[Topic], matches: Mapping[str, Match] | None = None) -> None:
-        """`matches` are the compiled patterns, which may include others."""
+        """`matches` has the compiled form of each pattern among the topics, and may have more."""
         self.matches = matches or {}
         self.features: list[Feature] = []
         self.uris: list[str] = []

@@ -159,7 +159,7 @@ def restart_idle_timeout(transport: StreamableHTTPServerTransport) -> None:
 
 
 def buses_of(server: object, lowlevel: Server[Any]) -> list[SubscriptionBus]:
-    """Return the buses that say what changed: that of `ctx.notify_*()`, and that of the handler of listen requests."""
+    """Return the buses with change events: that of `ctx.notify_*()`, and that of the handler of listen requests."""
     from mcp.server.mcpserver import MCPServer
 
     entry = lowlevel.get_request_handler(LISTEN)
@@ -179,7 +179,7 @@ class WatchedSession(ServerSession):
     """The session of one request, which does not send the notifications that a function accepts.
 
     `send_tool_list_changed()` and the similar methods call `send_notification`. A notification that belongs to the
-    request is always sent: with these, FastMCP tells one client of what only that client sees."""
+    request is always sent: FastMCP sends such ones when it changes what this client alone sees."""
 
     def __init__(self, session: ServerSession, replaces: Callable[[ServerNotification], bool]) -> None:
         self.__dict__ = session.__dict__  # FastMCP keeps state there
@@ -297,7 +297,7 @@ def fastmcp_endpoint(app: Any) -> Any:
 
 
 OnChange = Callable[[str | None, Any, Any], None]
-"""Called with a key and its values before and after a change; None for no value. Without a key, any may have
+"""Called with a key and its values before and after a change; None for no value. If the key is None, any key may have
 changed."""
 
 

@@ -96,15 +96,15 @@ class CachedResponse:
 
 class ListCache:
     def __init__(
-        self, source: Source, reader: ListReader, hub: Hub, bridge: LoopBridge, *, has_shared_lists: bool | None
+        self, source: Source, reader: ListReader, hub: Hub, bridge: LoopBridge, *, shared_lists: bool | None
     ) -> None:
-        """`has_shared_lists` overrides what the source says."""
+        """`shared_lists` is the option of `Live`. If it is None, the source decides."""
         self._source = source
         self._server = source.lowlevel
         self._reader = reader
         self._hub = hub
         self._bridge = bridge
-        self.has_shared_lists = has_shared_lists
+        self.shared_lists = shared_lists
         self._responses: dict[Key, CachedResponse] = {}
         self._pending: dict[Key, _PendingRequest] = {}
         bridge.follow_lists(self._renew_used)
@@ -113,7 +113,7 @@ class ListCache:
     def is_usable(self) -> bool:
         """Whether responses may come from the cache: callers see the same lists, and the user has no middleware, which
         has to see every request."""
-        are_shared = self._source.has_shared_lists if self.has_shared_lists is None else self.has_shared_lists
+        are_shared = self._source.has_shared_lists if self.shared_lists is None else self.shared_lists
         return are_shared and not self._source.has_user_middleware()
 
     def can_serve(self, method: str) -> bool:
@@ -125,7 +125,7 @@ class ListCache:
             return False
         if method == DISCOVER:
             return internals.has_standard_discover(self._server)
-        return bool(self.has_shared_lists) or self._source.is_list_shared(method)
+        return self._source.is_list_shared(method) if self.shared_lists is None else self.shared_lists
 
     def state_of(self, method: str) -> Hashable:
         """Return the state that a response depends on."""
@@ -134,8 +134,8 @@ class ListCache:
         return self._hub.catalog.items(LIST_METHODS[method].feature).version
 
     def is_cacheable(self, method: str) -> bool:
-        """Return whether a response may be cached now: all callers share it, and the state that it depends on is known.
-        While a list is read, that may be an old one, and the SDK has to respond."""
+        """Return whether a response may be cached now: all callers share it, and the catalog has what the server lists.
+        While a list is being read, the SDK has to respond."""
         return self.can_serve(method) and (method == DISCOVER or self._reader.is_current(LIST_METHODS[method].feature))
 
     def find(self, method: str, version: str) -> CachedResponse | None:

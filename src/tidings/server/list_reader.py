@@ -104,7 +104,7 @@ class ListReader:
         return self._server.get_request_handler(f"{feature.value}/list") is not None
 
     def serves_contents(self) -> bool:
-        """Return whether the server has resources, although it may list none."""
+        """Return whether the server lists resources, or reads them without a list."""
         return self.serves(Feature.RESOURCES) or self._server.get_request_handler(READ_RESOURCE) is not None
 
     def is_current(self, feature: Feature) -> bool:
@@ -145,7 +145,7 @@ class ListReader:
     async def poll(self, interval: float) -> None:
         """Read the lists that have subscribers again after each `interval` seconds, until cancelled."""
         while True:
-            # Not all servers of an upstream at the same moment.
+            # With jitter, so that several servers do not ask the same upstream at the same moment.
             await asyncio.sleep(interval * random.uniform(1 - _JITTER, 1 + _JITTER))
             for feature in Feature:
                 # A list that can't be read has a delay of its own.
@@ -159,7 +159,7 @@ class ListReader:
         If the list can't be read, or shows nothing of the items that did change, clients are notified without details.
         The server's own methods call this, in any thread. It does not raise."""
         with self._catalog.lock:
-            # First, because the read pops it. A list that can be read immediately needs none.
+            # Before the read, which removes it. A read that succeeds immediately needs no record of what was noticed.
             noticed = self._noticed.setdefault(feature, {})
             if changed is not None and changed.key not in self._catalog.items(feature):
                 first = noticed.get(changed.key, changed)
@@ -242,7 +242,7 @@ class ListReader:
         with self._catalog.lock:
             noticed = self._noticed.pop(feature, None)
         items = self._catalog.items(feature)
-        # The first read after a restart compares with the items from before, whoever sees them.
+        # Items that were registered before the first read are no change, also if this reader does not see them.
         unseen = noticed if noticed and items.was_read else {}
         try:
             with self._hub.tracer.span(READ_LIST, cause=cause, feature=feature.value):

@@ -33,8 +33,10 @@ _NOTHING = (None, b"")
 
 
 class MCPServerSource(Source):
-    """A method or handler of the user may return another list for each caller. Such a list is read with list requests,
-    without authentication."""
+    """Reads items from the registries of an `MCPServer`.
+
+    If the user has replaced a list method or its handler, each caller may get another list. Such a list is read with
+    list requests, without authentication."""
 
     has_shared_lists = True
 

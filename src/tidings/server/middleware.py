@@ -1,9 +1,9 @@
 """The MCP middleware, at both ends of the chain.
 
 `NotificationMiddleware` is the outermost: it advertises the capabilities that are served, and adds cursors to lists and
-contents. It also reads lists that are stale before a request is handled, completes the handshake if the source wants
-that, opens the subscription of a legacy session during the handshake, passes listen requests to `sessions`, and takes
-the change notifications of a handler as wake-ups. An error here never fails a request.
+contents. Before a request is handled, it reads lists that are stale, and adds missing members to `initialize` requests
+if the source allows that. It opens the subscription of a legacy session during the handshake, passes listen requests to
+`sessions`, and takes the change notifications of a handler as wake-ups. An error here never fails a request.
 
 `ToolCallMiddleware` is the innermost: inside the SDK's own span of the request, around the tool.
 """

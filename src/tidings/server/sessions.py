@@ -110,7 +110,7 @@ class Sessions:
         self._http_sessions = http_sessions
         self._streams: dict[_ListenStream, None] = {}
         self._user_handlers = {method: server.get_request_handler(method) for method in (SUBSCRIBE, UNSUBSCRIBE)}
-        """The user's own handlers, which may start and stop to watch a resource. They are called too."""
+        """The user's own handlers, which may start and stop to watch a resource. Tidings calls them, too."""
         server.add_request_handler(SUBSCRIBE, types.SubscribeRequestParams, self._subscribe)
         server.add_request_handler(UNSUBSCRIBE, types.UnsubscribeRequestParams, self._unsubscribe)
         server.add_request_handler(LISTEN, types.SubscriptionsListenRequestParams, self.listen)
@@ -166,7 +166,7 @@ class Sessions:
         return meta
 
     def is_refused(self, ctx: Ctx) -> bool:
-        """Return whether a legacy session is not notified, because too many streams were open at its handshake."""
+        """Return whether a legacy session gets no notifications, because a limit was reached at its handshake."""
         return _REFUSAL in internals.connection_of(ctx.session).state
 
     def start(self, ctx: Ctx) -> None:

@@ -21,7 +21,7 @@ __all__ = ["ItemChange", "OnInvalid", "Source", "Wake", "source_of"]
 
 
 class ItemChange(NamedTuple):
-    """A change of an item of the server, whether or not a reader without a token sees the item."""
+    """A change of an item in the server's registry. A list without a token may not show the item."""
 
     key: str | None = None
     """None if it is unknown which item changed."""
@@ -33,8 +33,8 @@ class Wake(Protocol):
     """Called when a list may have changed."""
 
     def __call__(self, feature: Feature, key: str | None = None, *, changed: ItemChange | None = None) -> None:
-        """`key` is that of the item, if only that may have changed, and can be read with `read_item`. `changed` says
-        that an item did change."""
+        """With `key`, only that item may have changed, and `read_item` can read it. With `changed`, an item has changed
+        in any case."""
 
 
 OnInvalid = Callable[[InvalidItem], None]

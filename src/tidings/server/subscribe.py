@@ -244,7 +244,7 @@ class PreparedSubscription:
         self._connection: DurableConnection | None = None
         self._is_acknowledged = False
         self._resumed: Resumed | None = None
-        """What the acknowledgement said, until the subscriber is opened."""
+        """The versions in the acknowledgement, kept for `subscribe`."""
         self._resumed_uris: set[str] = set()
         self.options = options
         self.granted = granted
@@ -400,7 +400,7 @@ class PreparedSubscription:
             self._connection.save()
 
     def _publish_earlier(self) -> None:
-        """Publish the commits of this turn of the event loop, because the client knows what came before."""
+        """Publish the earlier commits of this turn of the event loop: a new subscription must not get them."""
         self._subscriptions.bridge.publish_queued()
 
     def _told(self, topics: list[Topic]) -> dict[Topic, Version | None] | None:

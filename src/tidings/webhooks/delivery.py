@@ -295,7 +295,7 @@ class _WebhookDelivery:
         self._subscriber = None
         if reason in (Reason.OVERFLOW, Reason.REVOKED) and not self._is_closed:
             self._cancel_request()
-            # If the owner may no longer watch a topic, opening it again says so, and is tried again later.
+            # If a right was revoked, opening fails with the reason, and is retried like a failed delivery.
             self._schedule_open(_RECHECK_DELAY if reason is Reason.OVERFLOW else 0.0)
 
     def _cancel_request(self) -> None:
