@@ -93,7 +93,7 @@ async def until_aborted(server: Process, pattern: str, times: int) -> None:
     async with asyncio.timeout(TIMEOUT):
         while True:
             try:
-                await server.logged(pattern, times, within=2.0)
+                await server.logged(pattern, times, within=6.0)
                 return
             except TimeoutError:
                 await server.change(update(0, 60_000), update(1, 60_000))
@@ -101,13 +101,14 @@ async def until_aborted(server: Process, pattern: str, times: int) -> None:
 
 @pytest.mark.parametrize("how", HTTP)
 async def test_unread_streams_are_aborted_after_the_write_deadline(how: How) -> None:
-    async with serve(how, Settings(policy={"write_deadline": 1.0, "journal_changes": 20})) as server:
+    # Long enough that a busy machine does not stop a reader for as long, which would be aborted too.
+    async with serve(how, Settings(policy={"write_deadline": 4.0, "journal_changes": 20})) as server:
         until_nothing_is_left = await measure_baseline(server)
         session_ids = await open_sessions(server, 10)
         async with readers(server, 5) as among:
             with sockets(await open_unread_streams(server, 30, session_ids)) as silent:
-                await until_aborted(server, "listen stream was not read for 1.0 s; aborting it", 30)
-                await until_aborted(server, "legacy stream was not read for 1.0 s; aborting it", 10)
+                await until_aborted(server, "listen stream was not read for 4.0 s; aborting it", 30)
+                await until_aborted(server, "legacy stream was not read for 4.0 s; aborting it", 10)
                 assert all(await asyncio.gather(*map(is_cut, silent)))
                 # The sessions outlive their streams: their clients may open another one.
                 state = await server.until(lambda state: state["subscribers"] == 15)
