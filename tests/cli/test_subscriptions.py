@@ -18,6 +18,8 @@ from tests.support.sdk_clients import serving as serving_board
 from tests.support.stores import StoredServer, create_file
 from tests.support.terminal import run_on_terminal
 from tidings import Feature
+from tidings.cli import control
+from tidings.cli.control import request_control
 from tidings.store import State
 from tidings.store.durable import SERVER, DurableSubscription
 from tidings.store.sqlite import peek
@@ -128,6 +130,15 @@ async def test_webhook_of_a_folder_is_managed_while_its_server_runs(board: Path,
         server.process.kill()
         await server.process.wait()
     assert (await run_command(*command)).status == 0, "the socket of a killed server is ignored"
+
+
+def test_folder_whose_path_is_too_long_for_a_socket_has_no_control_socket(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control, "_DESCRIPTORS", tmp_path / "absent")  # as on macOS
+    state = tmp_path / ("deep" * 50) / "state.db"
+    state.parent.mkdir()
+    assert request_control(state, {}) is None
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
 """The control socket of `tidings serve`: commands on the same folder reach the server that uses its state file.
 
 It is a Unix socket beside the state file, for the user of the server alone. A connection carries one request and one
-response, each a line of JSON. Without Unix sockets (Windows) there is none, and the commands need a stopped server.
+response, each a line of JSON. Without Unix sockets (Windows), or if the path is too long (macOS), there is
+none, and the commands need a stopped server.
 """
 
 from __future__ import annotations
@@ -32,9 +33,12 @@ _TIMEOUT = 10.0
 _MAX_PATH = 100
 """Bytes of the path of a socket. The limit is 104 to 108, depending on the system."""
 
+_DESCRIPTORS = Path("/proc/self/fd")
+"""The folder through which Linux gives a short path to any open folder."""
+
 
 class Action(StrEnum):
-    """What a command does with durable subscriptions."""
+    """The actions of `tidings subscriptions`."""
 
     LIST = "list"
     ADD = "add"
@@ -74,7 +78,9 @@ def serve_control(state_file: Path | None, bridge: LoopBridge, handle: Handler) 
 
 
 def request_control(state_file: Path, request: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the response of the server that uses a state file; None if none listens. Raise its error."""
+    """Send a request to the server that uses a state file. Return its response, or None if no server listens.
+
+    Raises `TidingsError` with the error that the server reports."""
     with _open_socket(state_file) as (connection, address):
         if connection is None:
             return None
@@ -102,11 +108,14 @@ def _open_socket(state_file: Path | None) -> Iterator[tuple[socket.socket | None
         yield None, ""
         return
     path = state_file.absolute().with_name(f"{state_file.name}.sock")
+    is_long = len(os.fsencode(path)) > _MAX_PATH
+    if is_long and not _DESCRIPTORS.exists():
+        yield None, ""
+        return
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
         with socket.socket(socket.AF_UNIX) as endpoint:
-            is_long = len(os.fsencode(path)) > _MAX_PATH and Path("/proc/self/fd").exists()
-            yield endpoint, f"/proc/self/fd/{folder}/{path.name}" if is_long else str(path)
+            yield endpoint, str(_DESCRIPTORS / str(folder) / path.name) if is_long else str(path)
     finally:
         os.close(folder)
 
