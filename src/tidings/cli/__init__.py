@@ -33,8 +33,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
         fail(str(error))
     except OSError as error:  # for example standard output on a disk that is full
-        from tidings.cli.output import fail_on_output
+        from tidings.cli.output import fail_on_os_error
 
-        fail_on_output(error)
+        fail_on_os_error(error)
     except KeyboardInterrupt:
         raise SystemExit(130) from None

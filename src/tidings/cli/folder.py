@@ -17,7 +17,7 @@ __all__ = ["PROJECT_VARIABLE", "check_folder", "check_workspace", "open_workspac
 
 
 PROJECT_VARIABLE = "MCPBASH_PROJECT_ROOT"
-"""The variable that has the folder if the command has none. Settings of clients for mcp-bash-framework contain it."""
+"""The variable for the folder, if the command line has none. Client configurations for mcp-bash-framework set it."""
 
 
 def check_folder(folder: Path) -> None:
@@ -31,7 +31,7 @@ def check_folder(folder: Path) -> None:
 
 
 def check_workspace(folder: Path) -> None:
-    """Exit with an error if `folder` can't be a workspace, or if it is the current folder and is none.
+    """Exit with an error if `folder` can't be read, or if it is the current folder and contains no workspace.
 
     A user who gives no folder may be in the wrong one. Another folder may be empty: files can be added later."""
     check_folder(folder)

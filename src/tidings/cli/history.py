@@ -210,21 +210,21 @@ def _find_changes(state: State, params: dict[str, Any]) -> tuple[list[dict[str, 
     return changes, past.complete and not (is_cursor and since is None), state.epoch
 
 
-def _without_repeats(changes: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Leave out the change of a content if the resource was added or removed at the same time."""
-    moments = {(change.get("uri"), change["time"]) for change in changes if change["operation"] in ("added", "removed")}
-    return [change for change in changes if "feature" in change or (change["uri"], change["time"]) not in moments]
+def _omit_repeated(changes: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Omit the change of a resource's content if the resource was added or removed at the same time."""
+    listed = {(change.get("uri"), change["time"]) for change in changes if change["operation"] in ("added", "removed")}
+    return [change for change in changes if "feature" in change or (change["uri"], change["time"]) not in listed]
 
 
 def _print_lines(changes: list[dict[str, Any]]) -> None:
-    for change in _without_repeats(changes):
+    for change in _omit_repeated(changes):
         moment, revision, operation, topic, key, origin = _format_cells(change)
         print_stdout(f"{moment}  {revision:>6}  {operation:<8} {topic:<10} {key}  ({origin})")
 
 
 def _print_table(changes: list[dict[str, Any]]) -> None:
     if changes:
-        print_table(_TITLES, map(_format_cells, _without_repeats(changes)), _TITLES.index("operation"), _STYLES)
+        print_table(_TITLES, map(_format_cells, _omit_repeated(changes)), _TITLES.index("operation"), _STYLES)
     else:
         print_stderr("There are no changes.")
 

@@ -1,7 +1,7 @@
-"""List, add, remove and revive durable subscriptions with the rights of the server itself.
+"""List, add, remove and revive the durable subscriptions of all owners, for `tidings subscriptions DIR`.
 
-A command does so in the state file of a server that does not run, or through its control socket. The caller of a server
-over HTTP manages only its own (`tidings.server.extension`).
+While a server runs, it does this for the command, which reaches it through the control socket. Otherwise the command
+does it in the state file. A caller over HTTP manages only its own subscriptions (`tidings.server.extension`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ __all__ = ["manage_subscriptions"]
 def manage_subscriptions(
     durables: DurableSubscriptions, request: dict[str, Any], *, is_running: bool = True
 ) -> dict[str, Any]:
-    """Do what a command asks for, with the rights of the server itself."""
+    """Apply one request of `tidings subscriptions`, and return its result.
+
+    `is_running` is whether the server runs. Otherwise no subscription is connected."""
     action, params, owner = request["action"], request["params"], request["owner"]
 
     def describe(durable: DurableSubscription) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from tidings.core.redact import one_line, terminal_text
 
 __all__ = [
     "fail",
-    "fail_on_output",
+    "fail_on_os_error",
     "pluralize",
     "print_json",
     "print_json_lines",
@@ -34,8 +34,8 @@ def fail(message: str, status: int = 2) -> NoReturn:
     raise SystemExit(status)
 
 
-def fail_on_output(error: OSError) -> NoReturn:
-    """Print an unexpected error of the system as one line, and exit. Drop what standard output has not written yet."""
+def fail_on_os_error(error: OSError) -> NoReturn:
+    """Print an unexpected `OSError` as one line, and exit. Discard the output that is still buffered."""
     with suppress(OSError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     if isinstance(error, BrokenPipeError):  # `tidings history | head`

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tidings.cli.folder import PROJECT_VARIABLE, open_workspace
 from tidings.cli.logs import LogFormat, LogLevel, LogOptions, set_up_logging
-from tidings.cli.state import find_state_file, open_store
+from tidings.cli.state import choose_state_file, open_store
 from tidings.server.garbage_collection import without_gc
 from tidings.workspace import DEFAULT_POLL
 
@@ -85,7 +85,7 @@ def serve_stdio(options: StdioOptions) -> None:
 
 
 def accept_commands(live: Live, workspace: Workspace, state: str | None) -> AbstractContextManager[None]:
-    """Let commands on the same folder manage the subscriptions of this server, if it is the one that uses the file."""
+    """Let commands on the same folder manage the subscriptions of this server, if it uses the state file."""
     from tidings.cli.control import serve_control
 
     def handle(request: dict[str, Any]) -> dict[str, Any]:
@@ -93,7 +93,7 @@ def accept_commands(live: Live, workspace: Workspace, state: str | None) -> Abst
 
         return manage_subscriptions(live.durables, request)
 
-    file = None if live.writer.problem else find_state_file(workspace.root, state)
+    file = None if live.writer.problem else choose_state_file(workspace.root, state)
     return serve_control(file, live.bridge, handle)
 
 

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from tidings.store import Batch, State
     from tidings.store.opened import OpenedStore
 
-__all__ = ["edit_state", "find_state", "find_state_file", "open_store", "read_state", "restore_hub"]
+__all__ = ["choose_state_file", "edit_state", "find_state", "open_store", "read_state", "restore_hub"]
 
 
 def open_store(root: Path, state: str | None) -> OpenedStore | None:
     """Return the store of a server. `state` is the path of the file, "none", or None for the default file."""
-    path = find_state_file(root, state)
+    path = choose_state_file(root, state)
     if path is None:
         return None
     if state is not None and not path.parent.is_dir():
@@ -37,9 +37,11 @@ def open_store(root: Path, state: str | None) -> OpenedStore | None:
     return OpenedStore(SQLiteStore(path), is_explicit=state is not None)
 
 
-def find_state_file(root: Path, state: str | None) -> Path | None:
+def choose_state_file(root: Path, state: str | None) -> Path | None:
     """Return the path of the state file of a server, with `state` as in `open_store`; None for no file."""
-    return None if state == "none" else Path(state) if state is not None else _default_file(root)
+    if state == "none":
+        return None
+    return _default_file(root) if state is None else Path(state)
 
 
 def find_state(target: Path) -> Path:

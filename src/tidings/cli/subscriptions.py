@@ -72,8 +72,8 @@ def subscriptions(
     """
     if (name is None) != (action is Action.LIST):
         fail(f"{action} requires the NAME of a subscription" if name is None else "list takes no name")
-    given = {"--webhook": webhook, "--feature": feature, "--uri": uri, "--secret-file": secret_file}
-    for option, value in given.items():
+    options = {"--webhook": webhook, "--feature": feature, "--uri": uri, "--secret-file": secret_file}
+    for option, value in options.items():
         if value and action is not Action.ADD:
             fail(f"{option} is for add, not for {action}")
     if owner is not None and is_url(target):
