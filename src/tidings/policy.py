@@ -114,12 +114,12 @@ class Policy:
     and in the worst case each is tried for every update."""
 
     max_watched: int = 250_000
-    """URIs that all streams and sessions may watch together: about 100 MB. One counts for each started 256 characters.
-    A pattern counts ten times, because it also takes time for every update."""
+    """URIs that all streams and sessions may watch together: about 100 MB. A URI counts once more for every 256
+    characters. A pattern counts ten times, because it also takes time for every update."""
 
     max_watched_per_caller: int | None = 50_000
-    """The same for one authenticated caller, or for one address without authentication: one caller must not use up the
-    whole. Raise it for many anonymous clients behind one proxy."""
+    """The same for one authenticated caller, or for one address without authentication: one caller must not use up
+    `max_watched`. Raise it for many anonymous clients behind one proxy."""
 
     max_contents: int = 100_000
     """Resources whose content version is remembered. The one unchanged for longest is forgotten first, which costs at
@@ -143,8 +143,8 @@ class Policy:
     """Durable subscriptions in total. Each costs memory and disk space, whether or not its client comes back."""
 
     max_durable_bytes: int = 16 << 20
-    """Bytes of the URIs and patterns of all durable subscriptions together. They are kept in memory and in the store:
-    20 subscriptions with the most URIs, or 10,000 with some 20."""
+    """Bytes of the URIs and patterns of all durable subscriptions together. They are kept in memory and in the store.
+    Enough for 10,000 subscriptions with about 20 URIs each."""
 
     max_durables_per_principal: int = 100
     """Durable subscriptions of one authenticated caller: one per agent or machine, not one per start."""
@@ -172,7 +172,6 @@ class Policy:
         self._check_choice("detail", get_args(Detail))
         for name in ("quiet_gap", "longest_wait", "min_interval", "spread", "journal_age", "list_ttl", "list_max_age"):
             self._check_number(name, (int, float), 0)
-        self._check_number("authorize_interval", (int, float), 0)
         for name in ("keep_alive", "write_deadline", "webhook_timeout", "webhook_backoff"):
             self._check_number(name, (int, float), 0.001)
         for name in ("max_streams", "max_item_bytes", "max_changes_per_frame", "max_pending", "webhook_attempts"):
@@ -184,7 +183,8 @@ class Policy:
             self._check_number(name, (int,), 0)
         for name in ("max_watched", "max_durables", "max_durable_bytes", "max_durables_per_principal"):
             self._check_number(name, (int,), 0)
-        self._check_number("durable_ttl", (int, float), 0)
+        for name in ("authorize_interval", "durable_ttl"):
+            self._check_number(name, (int, float), 0)
         if self.durable_ttl > _MAX_TTL:
             raise InvalidPolicy(f"durable_ttl is {self.durable_ttl!r}; it must be at most {_MAX_TTL}, 100 years")
         if self.quiet_gap > self.longest_wait:

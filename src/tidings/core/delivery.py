@@ -94,15 +94,13 @@ class Delivery:
 
     def publish(self, changes: tuple[Change, ...]) -> None:
         """Deliver changes of one topic. The caller holds the lock."""
-        notification, has_intermediate = self._notifications.publish(changes)
+        notification, may_be_undone = self._notifications.publish(changes)
         keys = self._index.keys(notification.topic)
         subscribers = tuple(self._index.subscribers(keys))
         self.observers.publishing(notification, changes, len(subscribers))
         self.topic = notification.topic
         try:
-            notified = self._deliver_to_all(
-                notification, changes[0], subscribers, keys, uses_mailboxes=has_intermediate
-            )
+            notified = self._deliver_to_all(notification, changes[0], subscribers, keys, may_be_undone=may_be_undone)
         finally:
             self.topic = None
         self.observers.published(notification, len(subscribers))
@@ -116,9 +114,12 @@ class Delivery:
         subscribers: tuple[Subscriber, ...],
         keys: list[Topic],
         *,
-        uses_mailboxes: bool,
+        may_be_undone: bool,
     ) -> list[Subscriber]:
-        """Return the subscribers that were notified of a deletion. `first` is the oldest change."""
+        """Return the subscribers that were notified of a deletion.
+
+        `first` is the oldest change. If the changes `may_be_undone`, the mailbox of each subscriber decides what it
+        gets."""
         index, now, removals = self._index, self._clock(), self._index.removals
         notified: list[Subscriber] = []
         is_deletion = notification.is_deletion
@@ -130,8 +131,9 @@ class Delivery:
                     self.counts.skip(SuppressionReason.UNSUBSCRIBED)
                     continue
                 message, deliver = notification, subscriber.deliver
-                if uses_mailboxes or not subscriber.is_direct:
-                    if uses_mailboxes or (immediate := self._immediate_notification(subscriber, notification)) is None:
+                if may_be_undone or not subscriber.is_direct:
+                    immediate = None if may_be_undone else self._immediate_notification(subscriber, notification)
+                    if immediate is None:
                         self.counts.skip()
                         self._add(subscriber, notification, first.previous, now)
                         continue
@@ -344,5 +346,5 @@ class Delivery:
 
 
 def _watches(subscriber: Subscriber, topic: Topic, watched: WatchedUris) -> bool:
-    # Not by the hub's index: its time depends on the patterns of all subscribers.
+    """Return whether a subscriber watches a topic, in a time that does not depend on the patterns of others."""
     return topic in subscriber.features if isinstance(topic, Feature) else topic in watched

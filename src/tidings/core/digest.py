@@ -9,8 +9,8 @@ exponent (`1` is not `1.0`). Such a number has the fewest digits that identify i
 
 *A list's digest* is over the set of its items' hashes: their sum modulo 2^256 (an additive multiset hash) and their
 number, hashed once more to 128 bits. Adding, removing or replacing one item is one addition or subtraction, whatever
-the length of the list, and the order of the items does not matter. If a list changed in a way that the server could not
-read, a point and the revision of the last such change follow: every such change is a new digest.
+the length of the list, and the order of the items does not matter. If a list changed and could not be read, a point and
+a second digest follow, which contains the revision of the last such change. So each such change makes a new digest.
 
 *A content's digest* is over the etag that its server gave, or contains the revision if there is none.
 

@@ -82,7 +82,7 @@ class EventLog(Observer):
             named = notification.changes[:_MAX_LOGGED_CHANGES]
             changes = [f"{change.operation} {change_name(change)}" for change in named]
             summary = ", ".join(changes) + (", …" if len(notification.changes) > _MAX_LOGGED_CHANGES else "")
-            summary = summary or "changed, and the server could not read how"
+            summary = summary or "changed (the list could not be read)"
             clients = "1 client" if subscribers == 1 else f"{subscribers or 'no'} clients"
             revision = notification.version.revision
             text = f"told {clients}: {topic_kind(notification.topic)} {summary} (revision {revision})"

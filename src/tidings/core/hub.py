@@ -68,7 +68,6 @@ class Hub:
         """Called when its last subscriber is gone."""
         self.on_timer_change: Callable[[float], None] | None = None
         """Called with a time when `tick` is needed then, earlier than before."""
-        self.templates = templates
         self._clock = clock
         self._lock = catalog.lock
         self._subscribers: dict[Subscriber, None] = {}
@@ -127,8 +126,8 @@ class Hub:
         after the first time. A bound method does not keep its object alive: the subscription ends with the object.
 
         A subscriber is taken to know the present version of what it watches, unless `told` has another version, or None
-        for none. After `ttl` seconds, the subscriptions named here end. `matches` are those of the patterns that are
-        compiled already.
+        for none. After `ttl` seconds, the subscriptions named here end. `matches` has patterns that are compiled
+        already.
         """
         requested_features = [Feature(feature) for feature in features]
         requested_uris = [uris] if isinstance(uris, str) else list(uris)
@@ -246,7 +245,7 @@ class Hub:
         return [(topic, len(subscribers)) for topic, subscribers in list(self._index.by_topic.items())]
 
     def compile_pattern(self, pattern: str) -> Match:
-        """Return a predicate for the URIs that match a pattern. Raise `InvalidPattern` if it is invalid."""
+        """Return a predicate for the URIs that match a pattern. Raise `InvalidPattern` if the pattern is invalid."""
         return self._index.compile_pattern(pattern)
 
     def watched_uris(
@@ -255,8 +254,8 @@ class Hub:
         is_authorized: Callable[[str], bool] | None = None,
         matches: Mapping[str, Match] | None = None,
     ) -> WatchedUris:
-        """Return the resources that these URIs and patterns watch. `is_authorized` says which of them may be watched
-        without being named."""
+        """Return the resources that these URIs and patterns watch. `is_authorized` says whether a resource may be
+        watched through a pattern or a parent resource. `matches` has patterns that are compiled already."""
         return self._index.watched(uris, is_authorized, matches)
 
     def told(self, subscriber: Subscriber, topic: Topic) -> Version | None:

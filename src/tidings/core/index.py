@@ -20,7 +20,8 @@ __all__ = ["WatchIndex", "WatchedUris", "check_limit"]
 _MAX_FOLDERS = 256
 """Folders whose watched ancestors are cached."""
 _PATTERN_LENGTH, _PATTERN_SEGMENTS, _PATTERN_EXPRESSIONS = 64, 8, 1
-"""The average for which `Policy.max_patterns` is meant. Longer patterns count as several: they take as much time."""
+"""The average size of a pattern. `Policy.max_patterns` times this is the limit for all patterns of a subscriber,
+because the time of a search grows with it."""
 
 _NO_SUBSCRIBERS: Mapping[Subscriber, None] = {}
 
@@ -56,7 +57,7 @@ class WatchIndex:
         is_authorized: Callable[[str], bool] | None = None,
         matches: Mapping[str, Match] | None = None,
     ) -> WatchedUris:
-        """Return the resources that these URIs and patterns watch. `matches` are patterns that are compiled already."""
+        """Return the resources that these URIs and patterns watch: see `Hub.watched_uris`."""
 
         def compile(pattern: str) -> Match:
             return (matches or {}).get(pattern) or self.compile_pattern(pattern)

@@ -109,7 +109,7 @@ class Reason(StrEnum):
 
     UNSUBSCRIBED = "unsubscribed"
     EXPIRED = "expired"
-    """Its time to live was over, or the token that opened its stream."""
+    """Its time to live was over, or the token that opened its stream expired."""
     DELETED = "deleted"
     """The resource is gone, and the subscriber was told."""
     DISCONNECTED = "disconnected"
@@ -162,7 +162,7 @@ class Item(msgspec.Struct, frozen=True, gc=False, array_like=True):
 class Change(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """One operation on one item, or on the content of one resource, and the resulting version of the topic.
 
-    A change of a list without an item says only that the list is another one: see `is_unknown`."""
+    A change of a list without any item says only that the list differs: see `is_unknown`."""
 
     topic: Topic
     operation: Operation

@@ -1,8 +1,8 @@
 """Build notifications, and keep the published version of each topic.
 
 The catalog and the journal may be ahead of these versions: the changes of one turn of the event loop are published
-together, and a callback may make another change meanwhile.
-Notifications are built once and shared by all subscribers that missed the same changes.
+together, and a callback may make another change meanwhile. Notifications are built once and shared by all subscribers
+that missed the same changes.
 """
 
 from __future__ import annotations
@@ -66,12 +66,13 @@ class Notifications:
         self.journal.append(changes)
         for change in changes:
             if isinstance(change.topic, Feature) and change.is_unknown:
-                # As if the journal were too short: everybody who knows an earlier version has to refetch.
+                # Every client that knows an earlier version has to refetch.
                 self.journal.forget(change.topic, change.revision)
 
     def publish(self, changes: tuple[Change, ...]) -> tuple[Notification, bool]:
         """Publish changes of one topic, which are in the journal. Return the notification for subscribers that know the
-        version before, and whether it has an intermediate version: then only `of_entry` says what a subscriber gets."""
+        version before, and whether a later change may undo an earlier one. If so, `of_entry` returns the notification
+        for each subscriber instead, with the net changes."""
         # One topic at a time: a subscriber of one list must not get the changes of another one too early.
         topic, version, previous = changes[0].topic, changes[-1].version, changes[0].previous
         self._revision = version.revision
@@ -84,15 +85,15 @@ class Notifications:
             notification = Notification(topic, version, changes[-1:], since=previous.revision)
             return notification, version.digest == previous.digest
         if any(change.is_unknown for change in changes):
-            has_intermediate = False
+            may_be_undone = False
             notification = Notification(topic, version, (), since=UNKNOWN_REVISION, complete=False)
         else:
-            has_intermediate = len(changes) > 1 and len({change.key for change in changes}) < len(changes)
+            may_be_undone = len(changes) > 1 and len({change.key for change in changes}) < len(changes)
             notification = Notification(topic, version, changes, since=previous.revision)
         self._versions[topic] = version
-        self._cache[topic] = {} if has_intermediate else {(notification.since, None): notification}
+        self._cache[topic] = {} if may_be_undone else {(notification.since, None): notification}
         self._hidden[topic] = {}
-        return notification, has_intermediate
+        return notification, may_be_undone
 
     def since_version(self, topic: Topic, version: Version | None) -> Notification:
         """Return the notification for a client that says that it knows this version, which may never have existed."""

@@ -40,8 +40,8 @@ class Observer:
         """Called before a subscriber is closed, while its subscriptions and mailbox still exist."""
 
     def publishing(self, notification: Notification, changes: tuple[Change, ...], subscribers: int) -> None:
-        """Called before the changes of one topic are delivered to its subscribers. Of several changes of a content, the
-        notification has only the last."""
+        """Called before the changes of one topic are delivered to its subscribers. The notification of a content has
+        only the last of its changes."""
 
     def published(self, notification: Notification, subscribers: int) -> None:
         """Called after the changes were delivered to all subscribers that are ready."""

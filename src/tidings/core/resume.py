@@ -46,8 +46,8 @@ def resume(
 ) -> Resumed:
     """Return what a client knows of the topics that it watches, from the JSON value of its cursor.
 
-    `is_authorized` says whether it may see a resource that it did not name. `matches` are the patterns that are
-    compiled already, and `priorities` the number of those that decide the order of delivery."""
+    `is_authorized` says whether it may see a resource that it did not name. `matches` has patterns that are compiled
+    already. `priorities` is the number of patterns that decide the order of delivery."""
     topics = list(topics)
     uris = [topic for topic in topics if not isinstance(topic, Feature)]
     cursor = Cursor.parse(given)
@@ -85,7 +85,7 @@ def resume_from_store(
 
 
 def watched_among(candidates: Iterable[str], watched: WatchedUris) -> list[str] | None:
-    """Return the candidates that are watched. Return None if there are too many to find out."""
+    """Return the candidates that are watched. Return None if finding them takes more than `_MAX_WORK`."""
     found = []
     for uri in candidates:
         if uri in watched:
@@ -119,7 +119,7 @@ def contents_changed(
 
 
 def _nothing_known(topics: Collection[Topic]) -> Resumed:
-    """Return that a client must refetch everything that it watches."""
+    """Return the result for a client that must refetch everything that it watches."""
     uris = [topic for topic in topics if not isinstance(topic, Feature)]
     return _combine(None, dict.fromkeys(topic for topic in topics if not is_pattern(topic)), uris)
 

@@ -88,12 +88,12 @@ class Batch:
         self.changes += changes
         for change in islice(self.changes, start, None):
             topic = change.topic
-            if change.is_unknown and isinstance(topic, Feature):
+            if isinstance(topic, Feature):
                 versions[topic] = change.version
-                unknown[topic] = change.revision
-            elif isinstance(topic, Feature):
-                items[topic, change.key] = change.item
-                versions[topic] = change.version
+                if change.is_unknown:
+                    unknown[topic] = change.revision
+                else:
+                    items[topic, change.key] = change.item
             else:
                 contents.pop(topic, None)
                 contents[topic] = change.version

@@ -49,7 +49,7 @@ class DurableSubscriptions:
         self._records: dict[Key, DurableSubscription] = {}
         self._owned: Counter[Owner] = Counter()
         self._bytes = 0
-        """The size of all records, as `_size` counts it."""
+        """The sum of the `_size` of all records."""
         self._connections: dict[Key, DurableConnection] = {}
         self._listeners: list[Callable[[Key], None]] = []
         self._next_expiry = 0.0
@@ -426,6 +426,8 @@ class DurableSubscriptions:
             raise TidingsError(f"the subscription {record.name!r:.80} can't be kept: {reason}")
 
     def _check_size(self, record: DurableSubscription, previous: DurableSubscription | None) -> None:
+        """Raise `LimitReached` if a record would exceed the limit. Over the limit, for example after it was lowered, a
+        record may still be replaced by one that is not larger."""
         size, limit = self._bytes + _size(record) - _size(previous), self.hub.policy.max_durable_bytes
         if size > max(limit, self._bytes):
             raise LimitReached(
@@ -445,5 +447,5 @@ class DurableSubscriptions:
 
 
 def _size(record: DurableSubscription | None) -> int:
-    """Return about how many bytes the URIs of a record need. Each also has a version."""
+    """Return about how many bytes the URIs of a record need, each with a version of 40 bytes."""
     return 0 if record is None else sum(len(uri) + 40 for uri in record.uris)
