@@ -1,4 +1,4 @@
-"""What an executable tool exchanges with its caller: log lines, `_meta` and questions."""
+"""Log lines, `_meta` and questions between an executable tool and its caller."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import mcp_types as types
 import pytest
 from mcp.client.client import Client
 
+from tests.support.waiting import DEADLINE
 from tests.support.workspaces import write
 from tidings.workspace.source import Workspace
 
@@ -33,7 +34,7 @@ async def test_log_lines_below_the_level_of_the_client_are_not_sent(tmp_path: Pa
         lines.append(params.data)
 
     server = Workspace(tmp_path).server
-    async with asyncio.timeout(60), Client(server, mode="legacy", logging_callback=on_log) as client:
+    async with asyncio.timeout(DEADLINE), Client(server, mode="legacy", logging_callback=on_log) as client:
         assert client.server_capabilities.logging is not None
         for level in (None, "warning", "debug"):
             if level is not None:
@@ -50,7 +51,7 @@ async def test_log_lines_below_the_level_of_the_client_are_not_sent(tmp_path: Pa
 async def test_a_tool_gets_the_meta_of_its_request(tmp_path: Path, size: int) -> None:
     write(tmp_path, {"tools/meta.sh": META})
 
-    async with asyncio.timeout(60), Client(Workspace(tmp_path).server, mode="legacy") as client:
+    async with asyncio.timeout(DEADLINE), Client(Workspace(tmp_path).server, mode="legacy") as client:
         meta: Any = {"user": {"id": "u1"}, "padding": "x" * size}
         result = await client.call_tool("meta", {}, meta=meta)
 
@@ -72,7 +73,7 @@ async def test_a_tool_can_ask_the_user(tmp_path: Path) -> None:
         return types.ElicitResult(action="accept" if content else "decline", content=content)
 
     server = Workspace(tmp_path).server
-    async with asyncio.timeout(60), Client(server, mode="legacy", elicitation_callback=on_question) as client:
+    async with asyncio.timeout(DEADLINE), Client(server, mode="legacy", elicitation_callback=on_question) as client:
         result = await client.call_tool("asks", {})
 
     assert isinstance(result.content[0], types.TextContent)
@@ -104,7 +105,7 @@ async def test_a_client_that_cannot_be_asked_declines(tmp_path: Path, mode: Any)
 
     callback = on_question if mode == "auto" else None
     server = Workspace(tmp_path).server
-    async with asyncio.timeout(60), Client(server, mode=mode, elicitation_callback=callback) as client:
+    async with asyncio.timeout(DEADLINE), Client(server, mode=mode, elicitation_callback=callback) as client:
         result = await client.call_tool("asks", {})
 
     assert isinstance(result.content[0], types.TextContent)

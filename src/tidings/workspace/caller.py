@@ -29,19 +29,21 @@ logger = logging.getLogger(__name__)
 _DEFAULT_LEVEL = "info"
 """The level until the client sets one, as in mcp-bash-framework."""
 
-_LEVEL = "tidings.log_level"
-"""The key in the state of a connection."""
+_LEVEL_KEY = "tidings.log_level"
+"""The key of the level in the state of a connection."""
 
 
 async def set_log_level(
     context: ServerRequestContext[Any, Any], params: types.SetLevelRequestParams
 ) -> types.EmptyResult:
     """Answer `logging/setLevel`."""
-    internals.connection_of(context.session).state[_LEVEL] = params.level
+    internals.connection_of(context.session).state[_LEVEL_KEY] = params.level
     return types.EmptyResult()
 
 
 class Caller:
+    """The client that waits for the result of one call."""
+
     def __init__(self, context: Context[Any, Any]) -> None:
         self._context = context
         self._request = context.request_context
@@ -83,8 +85,9 @@ class Caller:
 
     async def _send_log(self, line: dict[str, Any]) -> None:
         session = self._request.session
-        if self._request.protocol_version not in MODERN_PROTOCOL_VERSIONS:  # for those, the SDK reads it from `_meta`
-            level = internals.connection_of(session).state.get(_LEVEL, _DEFAULT_LEVEL)
+        # A modern client sends its level in the `_meta` of the request, and the SDK applies it.
+        if self._request.protocol_version not in MODERN_PROTOCOL_VERSIONS:
+            level = internals.connection_of(session).state.get(_LEVEL_KEY, _DEFAULT_LEVEL)
             if LOG_LEVELS.index(line["level"]) < LOG_LEVELS.index(level):
                 return
         with warnings.catch_warnings():

@@ -41,7 +41,7 @@ _KEYS: dict[str, dict[str, type]] = {
 _TYPE_NAMES = {str: "a string", dict: "an object", list: "a list", bool: "true or false", float: "a number"}
 
 _BINARIES = (b"\x7fELF", b"\xca\xfe\xba\xbe", b"\xcf\xfa\xed\xfe", b"MZ")
-"""How a compiled program starts, on Linux, macOS and Windows."""
+"""The first bytes of compiled programs, on Linux, macOS and Windows."""
 
 _UNSUPPORTED = {
     "completions": "completions are not supported; clients get no suggestions",
@@ -49,11 +49,11 @@ _UNSUPPORTED = {
     "server.d/policy.sh": "policy.sh is not supported and does not run; use MCPBASH_TOOL_ALLOWLIST",
     "server.d/health-checks.sh": "health-checks.sh is not supported and does not run",
 }
-"""Files and folders of mcp-bash-framework, and what to say about them."""
+"""Files and folders of mcp-bash-framework, and the message for each."""
 
 
 def check_files(root: Path) -> list[Problem]:
-    """Return the faults of all files, without those that stop a file from being read."""
+    """Return the problems of all files. Loading reports the files that can't be read at all."""
     found = [Problem(name, None, message) for name, message in _UNSUPPORTED.items() if (root / name).exists()]
     faults = [*list_faults(root), *_check_links(root)]
     for relative in walk(root):
@@ -89,7 +89,7 @@ def _check_keys(path: Path, meta: dict[str, Any], kind: str, place: str = "") ->
     keys = _KEYS[kind]
     for key, value in meta.items():
         if key not in keys:
-            if not key.startswith("_"):  # mcp-bash-framework writes comments so
+            if not key.startswith("_"):  # a comment, in mcp-bash-framework
                 similar = difflib.get_close_matches(key, keys, n=1, cutoff=0.7)
                 advice = f"did you mean {similar[0]}?" if similar else f"known are {', '.join(sorted(keys))}"
                 yield invalid_field(path, key, f"{place}{key} is not a known key, and has no effect; {advice}")

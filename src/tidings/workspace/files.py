@@ -32,7 +32,7 @@ _IGNORED_SUFFIXES = ("~", ".swp", ".swx", ".tmp", ".bak", ".pyc", ".orig", ".rej
 
 
 IGNORE_FILES = (".gitignore", ".tidingsignore")
-"""Files in the workspace folder that name the files to ignore. The second can include again what the first excludes."""
+"""Files in the workspace folder that name the files to ignore. The second can include files that the first excludes."""
 
 
 def is_ignored(name: str) -> bool:
@@ -48,7 +48,7 @@ def is_ignored(name: str) -> bool:
 
 
 def load_ignore_rules(root: Path) -> Callable[[str], bool]:
-    """Return whether the rules of `IGNORE_FILES`, which are those of git, exclude a path relative to the workspace."""
+    """Return a function that tells whether `IGNORE_FILES`, read as git does, exclude a path relative to `root`."""
     return _parse_ignore_files(root, *(read_state(root / name) for name in IGNORE_FILES))
 
 

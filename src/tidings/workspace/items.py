@@ -79,7 +79,7 @@ class ItemTable:
     """
 
     def __init__(self, allowed_tools: frozenset[str] | None = None) -> None:
-        """`allowed_tools` has the names of the only tools to serve; None to serve all."""
+        """Create an empty table. It serves only the tools in `allowed_tools`, or all tools if that is None."""
         self._allowed_tools = allowed_tools
         self._units_by_key: dict[ItemKey, dict[Unit, LoadedItem]] = {}
         self._ambiguous: set[ItemKey] = set()

@@ -35,7 +35,7 @@ class InvalidFile(TidingsError):
     """A file of the workspace can't be loaded."""
 
     def __init__(self, path: Path, message: str, line: int | None = None, field: str = "") -> None:
-        """`line` is the line of the problem; without one, it is the first line that contains the name `field`."""
+        """Create the error for `path`. Without `line`, the problem is in the first line that contains `field`."""
         super().__init__(message)
         self.path = path
         self.line = line

@@ -25,7 +25,7 @@ _FOLDER_FLAGS = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOF
 def read_inside(root: Path, path: Path, max_bytes: int = MAX_BYTES) -> bytes:
     """Return the content of a file inside `root`, which must have no links itself.
 
-    Raises `OSError`: as `open_inside` does, and with `EFBIG` for a larger file."""
+    Raises `OSError` as `open_inside` does, and with `EFBIG` if the file has more than `max_bytes`."""
     with open_inside(root, path) as file:
         content = file.read(max_bytes + 1)
         if len(content) > max_bytes:
@@ -37,7 +37,7 @@ def read_inside(root: Path, path: Path, max_bytes: int = MAX_BYTES) -> bytes:
 def open_inside(root: Path, path: Path) -> BufferedReader:
     """Open a file inside `root` for reading.
 
-    Raises `FileNotFoundError` if there is none, also if the path leads outside or to something else than a file."""
+    Raises `FileNotFoundError` if there is no such file, if it is outside `root`, or if it is not a regular file."""
     resolved = path.resolve()
     if not resolved.is_relative_to(root):
         raise FileNotFoundError(errno.ENOENT, "it is outside the workspace", str(path))

@@ -30,18 +30,20 @@ _PAGE = 1_000
 
 
 def wrap_handlers(server: MCPServer[Any]) -> dict[str, Handler]:
-    """Replace the present list and prompt handlers of the server. Return the new ones of the lists, by method."""
+    """Replace the list and prompt handlers of the server, and return the new ones by method."""
     lowlevel = internals.lowlevel_of(server)
     wrapped: dict[str, Handler] = {}
     for method in (*LIST_METHODS, GET_PROMPT):
         entry = lowlevel.get_request_handler(method)
         assert entry is not None
-        wrapped[method] = _paged(method, entry.handler) if method in LIST_METHODS else _checked(server, entry.handler)
+        wrapped[method] = (
+            _add_pages(method, entry.handler) if method in LIST_METHODS else _add_check(server, entry.handler)
+        )
         lowlevel.add_request_handler(method, entry.params_type, wrapped[method])
     return wrapped
 
 
-def _paged(method: str, handler: Handler) -> Handler:
+def _add_pages(method: str, handler: Handler) -> Handler:
     member = {"resourceTemplates": "resource_templates"}.get(LIST_METHODS[method].member, LIST_METHODS[method].member)
 
     async def handle(ctx: Any, params: types.PaginatedRequestParams) -> Any:
@@ -71,7 +73,7 @@ def _decode_cursor(cursor: str) -> str:
     return key
 
 
-def _checked(server: MCPServer[Any], handler: Handler) -> Handler:
+def _add_check(server: MCPServer[Any], handler: Handler) -> Handler:
     async def handle(ctx: Any, params: types.GetPromptRequestParams) -> Any:
         _check_prompt(server, params)
         return await handler(ctx, params)

@@ -35,8 +35,8 @@ class Settings:
     max_output: int = 1 << 20
     """Bytes that a tool may print: more than a model can read."""
     max_processes: int = 32
-    """Executable tools that run at the same time; further calls wait. This is enough for tools that wait for a network,
-    and a small machine survives it. Without a limit, a client could start thousands."""
+    """Executable tools that run at the same time; further calls wait. It is enough for tools that wait for a network,
+    and not too many for a small machine."""
     env: tuple[str, ...] = ()
     """Variables of the server's environment that tools get as well, by name or pattern (`AWS_*`)."""
     resources_max_bytes: int = MAX_BYTES

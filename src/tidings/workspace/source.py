@@ -54,7 +54,7 @@ logger = logging.getLogger(__name__)
 ERRORS = "tidings://errors"
 
 _DEFAULT_VERSION = "0.0.0"
-"""The version of a workspace that names none, because clients expect one. It is that of mcp-bash-framework."""
+"""The version of a workspace without one, because clients expect one. mcp-bash-framework uses the same."""
 
 _UNKNOWN = ("unknown",)
 """The state of a unit that the next scan must load again."""

@@ -18,11 +18,11 @@ __all__ = ["watchdog"]
 
 logger = logging.getLogger(__name__)
 
-_SCRIPT = (
-    "trap '' HUP INT TERM\n"
-    "while read -r line; do groups=$line; done\n"
-    'for group in $groups; do kill -s KILL -- "-$group"; done\n'
-)  # fmt: skip
+_SCRIPT = """\
+trap '' HUP INT TERM
+while read -r line; do groups=$line; done
+for group in $groups; do kill -s KILL -- "-$group"; done
+"""
 
 
 class _Watchdog:
@@ -43,13 +43,13 @@ class _Watchdog:
             self._write()
 
     def remove(self, group: int) -> None:
-        """Forget a group. Call this before its leader is reaped: afterwards, the system may reuse the number."""
+        """Remove a group. Call this before its leader is reaped: afterwards, the system may reuse the number."""
         with self._lock:
             self._groups.discard(group)
             self._write()
 
-    def forget(self) -> None:
-        """Close the pipe in a fork of this process. The watchdog belongs to the process that started it."""
+    def reset_after_fork(self) -> None:
+        """Close the pipe in a fork of this process. The shell belongs to the process that started it."""
         self._lock = threading.Lock()
         self._groups.clear()
         self._close()
@@ -65,7 +65,7 @@ class _Watchdog:
             except BrokenPipeError:
                 self._close()  # something has killed it
             except OSError as error:
-                logger.warning("tools may survive the end of this server: no watchdog: %s", error)
+                logger.warning("running tools may survive if this server is killed: %s", error)
                 return
 
     def _close(self) -> None:
@@ -92,4 +92,4 @@ def _start() -> subprocess.Popen[bytes]:
 
 
 watchdog = _Watchdog()
-os.register_at_fork(after_in_child=watchdog.forget)
+os.register_at_fork(after_in_child=watchdog.reset_after_fork)
