@@ -99,6 +99,21 @@ def test_output_that_cannot_be_written_is_a_one_line_error(command: list[object]
     assert result.stderr == "tidings: the output: No space left on device\n"
 
 
+@pytest.mark.parametrize("command", ["serve . --stdio <&- >&-", "serve . --stdio 2>&-", "validate . >&-"])
+def test_standard_stream_that_is_closed_is_like_an_empty_file(board: Path, command: str) -> None:
+    result = subprocess.run(
+        ["sh", "-c", f'exec "{TIDINGS}" {command}'],
+        cwd=board,
+        input="",
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=DEADLINE,
+    )
+    assert result.returncode == 0, result
+    assert "Traceback" not in result.stderr
+
+
 def test_output_of_workspace_files_is_not_among_the_results(board: Path) -> None:
     (board / "tools" / "noisy.py").write_text(f'print("noise")\n{HELLO}')
 

@@ -6,6 +6,7 @@ it does not need, not even the parser of the other commands.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -18,6 +19,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command. Print an expected error as one line on standard error, and exit with status 2."""
     from tidings.cli.serve_stdio import parse_arguments, serve_stdio
 
+    _open_missing_streams()
     if arguments is None:
         arguments = sys.argv[1:]
     try:
@@ -38,3 +40,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         fail_on_os_error(error)
     except KeyboardInterrupt:
         raise SystemExit(130) from None
+
+
+def _open_missing_streams() -> None:
+    """Open each standard stream that the caller has closed as the null device.
+
+    Python has None in its place. Without this, the next file that is opened would get its descriptor, and its output.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))  # the lowest free descriptor

@@ -97,11 +97,7 @@ def redirect_stdout_to_stderr() -> Iterator[None]:
     Python files of a workspace may print. Their output must not appear among results or protocol messages.
     """
     sys.stdout.flush()
-    try:
-        saved = os.dup(1)
-    except OSError:  # the process has no standard output
-        yield
-        return
+    saved = os.dup(1)
     os.dup2(2, 1)
     stdout, sys.stdout = sys.stdout, sys.stderr
     try:
