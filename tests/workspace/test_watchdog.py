@@ -6,6 +6,7 @@ import asyncio
 import json
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,12 @@ from tests.support.shared_pipe import SharedPipe
 from tests.support.workspaces import script, write
 
 IGNORES_SIGTERM = "exec 9>pipe; trap '' TERM; sleep 1000 & printf x >&9; while :; do sleep 1000; done"
+
+
+def test_workspace_can_be_imported_where_processes_cannot_fork() -> None:
+    """Windows has Python tools, but no executable ones."""
+    code = "import os; del os.register_at_fork, os.fork; import tidings.workspace.source"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=DEADLINE)
 
 
 @pytest.mark.anyio

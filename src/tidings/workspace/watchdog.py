@@ -92,4 +92,5 @@ def _start() -> subprocess.Popen[bytes]:
 
 
 watchdog = _Watchdog()
-os.register_at_fork(after_in_child=watchdog.reset_after_fork)
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=watchdog.reset_after_fork)
