@@ -95,15 +95,14 @@ class Live:
         functions = {"authorize": authorize, "terms": terms, "on_watched": on_watched, "on_unwatched": on_unwatched}
         for name, function in functions.items():
             _check_option(name, function, function is None or callable(function), "a function")
+        is_interval = isinstance(poll, int | float) and not isinstance(poll, bool) and 0 < poll < math.inf
+        _check_option("poll", poll, poll is None or is_interval, "a number of seconds above 0, or None")
         self.policy = policy or Policy()
         self.source = source_of(server)
         self.server = self.source.server
         self.lowlevel = self.source.lowlevel
         if EXTENSION in self.lowlevel.extensions:
             raise TidingsError(f"{self.lowlevel.name!r} is live already; keep the first Live() and use that")
-        is_number = isinstance(poll, int | float) and not isinstance(poll, bool)
-        if poll is not None and not (is_number and 0 < poll < math.inf):
-            raise TidingsError(f"poll is {poll!r}; it must be a number of seconds above 0, or None to turn it off")
         self._poll = poll
         # After the checks: a server that is refused must not keep a store open that another one needs.
         opened = open_store(store)
@@ -231,8 +230,8 @@ class Live:
 
             run_http(self.server, self.http_app, **options)
         else:
-            known: str = transport
-            raise TidingsError(_NO_SSE if known == "sse" else f"no transport {known!r}; there are stdio and http")
+            name: str = transport
+            raise TidingsError(_NO_SSE if name == "sse" else f"no transport {name!r}; there are stdio and http")
 
     def listen(self, *features: Feature | str, uris: Iterable[str] = (), **options: Any) -> Listener:
         """Listen in this process: `async with live.listen("prompts") as changes: async for change in changes: …`"""

@@ -385,5 +385,5 @@ async def test_polled_list_that_fails_is_left_to_the_retries(monkeypatch: pytest
 
 @pytest.mark.parametrize("poll", [0, -1, math.nan, math.inf, True, "5"])
 def test_wrong_polling_interval_is_refused(poll: Any) -> None:
-    with pytest.raises(TidingsError, match="it must be a number of seconds"):
+    with pytest.raises(TidingsError, match=r"Live\(poll=…\) must be a number of seconds"):
         Live(Server("lists"), poll=poll)
