@@ -24,7 +24,7 @@ class _Identified(msgspec.Struct):
 
 
 class AnswerInterrupted:
-    """An ASGI app around that of the SDK."""
+    """Wraps the ASGI app of the SDK, and answers the requests that it leaves without an answer."""
 
     def __init__(self, app: Any, is_stopping: Callable[[], bool]) -> None:
         self._app = app
@@ -80,7 +80,7 @@ class _Exchange:
         elif (b"content-type", b"text/event-stream") in self._start["headers"]:
             body = SSE_HEAD + body + SSE_TAIL
         else:
-            return  # a part of another body was sent
+            return  # the start of a JSON response was sent, and an error can't follow it
         await self._send({"type": "http.response.body", "body": body})
 
     def _request_id(self) -> int | str | None:

@@ -1,6 +1,6 @@
 """Local addresses, and the Host and Origin headers that a server on one of them accepts.
 
-A web page can let a name of its own point to this machine, and then call the server with that name (DNS rebinding). The
+An attacker's web page can have its host name resolve to this machine, and then call the server (DNS rebinding). The
 SDK checks the headers only for `127.0.0.1`, `localhost` and `::1`, but the whole network 127.0.0.0/8 is local, and an
 address has several notations.
 """

@@ -1,4 +1,4 @@
-"""Lines on two file descriptors, read and written on the event loop without blocking: pipes, sockets and files.
+"""Lines on two file descriptors (pipes, sockets or files), read and written on the event loop without blocking.
 
 Lines are written whole and in order, with one system call per turn of the event loop; notifications are collected for a
 millisecond. Buffers are bounded: if the client does not read, the writer is full and calls back when it has room again.
@@ -205,7 +205,7 @@ class LineReader:
         self._descriptor = descriptor
         self._can_be_polled = _can_be_polled(descriptor)
         self._next_read: asyncio.Handle | None = None
-        """The next read of a file."""
+        """The next read of a descriptor that can't be polled."""
         self._handle = handle
         self._writer = writer
         self._on_end = on_end
@@ -339,6 +339,6 @@ class LineReader:
 
 
 def _can_be_polled(descriptor: int) -> bool:
-    """Return whether the event loop can wait for data: a file, and /dev/null, always has some or has ended."""
+    """Return whether the event loop can wait for data. It can't for files and `/dev/null`: a read never waits."""
     mode = os.fstat(descriptor).st_mode
     return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or os.isatty(descriptor)

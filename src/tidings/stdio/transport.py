@@ -235,7 +235,7 @@ class StdioConnection(NotificationStream, ObjectSendStream[SessionMessage]):
                 if pending is not None and pending.line is not line:
                     del self._pending[message.id]  # the SDK now gets another request with this id
             elif isinstance(message, types.JSONRPCNotification):
-                if '"id"' in text and "id" in from_json(text):  # an id that is no id, for example null or 1.5
+                if '"id"' in text and "id" in from_json(text):  # an invalid id, for example null or 1.5
                     self._refuse(text)
                     continue
                 self._unhandled += 1
@@ -245,6 +245,7 @@ class StdioConnection(NotificationStream, ObjectSendStream[SessionMessage]):
             return SessionMessage(message)
 
     async def _count_notifications(self, ctx: ServerRequestContext[Any, Any], call_next: CallNext) -> HandlerResult:
+        """Count the notifications that are handled, as MCP middleware: the SDK does not answer them."""
         try:
             return await call_next(ctx)
         finally:
@@ -265,7 +266,7 @@ class StdioConnection(NotificationStream, ObjectSendStream[SessionMessage]):
         return True
 
     def _exit(self) -> None:
-        """Exit although calls still run: the input has ended, and their time is over."""
+        """Answer the calls that still run with an error, and exit."""
         logger.warning("standard input has ended, but calls still run; exiting without them")
         for request_id in self._unanswered:
             self._write_error(request_id, types.CONNECTION_CLOSED, "The input ended before the call did")
@@ -318,6 +319,7 @@ class StdioConnection(NotificationStream, ObjectSendStream[SessionMessage]):
         """Do nothing: unwritten lines must still be written."""
 
     def _count_answer(self, message: types.JSONRPCMessage) -> None:
+        """Count a request as answered, if the message answers one."""
         if isinstance(message, types.JSONRPCResponse | types.JSONRPCError):
             request_id: Any = message.id
         elif isinstance(message, types.JSONRPCNotification) and message.method == ACKNOWLEDGED_METHOD:
