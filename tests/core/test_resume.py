@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -211,7 +212,23 @@ def test_priorities_that_take_too_long_for_a_cursor_mean_refetch() -> None:
     cursor = server.cursor(dict.fromkeys(uris))
 
     assert not resume(cursor, EPOCH, server.hub, uris, priorities=1).refetch
-    assert resume(cursor, EPOCH, server.hub, [*uris, "board://*"], priorities=64).refetch == ("board://*",)
+    for given in (cursor, None):
+        told, refetch = resume(given, EPOCH, server.hub, uris, priorities=64)
+        assert (told, refetch) == ({}, tuple(uris)), "they would be tried for each notification"
+
+
+def test_more_missed_contents_than_are_told_one_by_one_mean_refetch() -> None:
+    server, uris = Server(), [f"board://{number}" for number in range(2_001)]
+    server.change(*uris)
+    known: dict[Topic, Version | None] = {uri: server.hub.notifications.version(uri) for uri in uris}
+    cursor = server.cursor(dict.fromkeys(uris))
+
+    assert server.resume(cursor, *uris[1:]).refetch == ()
+    for invalid_or_old in (cursor, None):
+        resumed = server.resume(invalid_or_old, Feature.TOOLS, *uris)
+        assert set(resumed.told) <= {Feature.TOOLS}
+        assert resumed.refetch == tuple(uris)
+    assert server.resume(server.cursor(known), *uris).refetch == (), "all are current"
 
 
 def test_short_journal_makes_the_notification_incomplete() -> None:
@@ -223,6 +240,23 @@ def test_short_journal_makes_the_notification_incomplete() -> None:
     told = server.told(cursor, "board://*")
 
     assert [(each.topic, each.complete) for each in told] == [("board://1", False), ("board://2", False)]
+
+
+def test_many_missed_contents_are_told_in_several_turns() -> None:
+    """Otherwise all other clients would wait for one that returns."""
+    server, uris = Server(), [f"board://{number}" for number in range(600)]
+    received: list[Notification] = []
+
+    server.hub.subscribe(server.hub.open(received.append), uris=uris, told=dict.fromkeys(uris))
+    counts = [len(received)]
+    server.change("board://599")
+    while (due := server.hub.next_due()) is not None:
+        server.hub.tick(due)
+        counts.append(len(received))
+
+    assert max(after - before for before, after in pairwise([0, *counts])) < len(uris)
+    assert [each.topic for each in received] == uris, "each once, and in order"
+    assert received[-1].version == server.hub.notifications.version("board://599")
 
 
 def test_named_contents_are_told_beyond_the_pending_limit() -> None:

@@ -19,7 +19,7 @@ __all__ = ["WatchIndex", "WatchedUris", "check_limit"]
 
 _MAX_FOLDERS = 256
 """Folders whose watched ancestors are cached."""
-_PATTERN_LENGTH, _PATTERN_SEGMENTS, _PATTERN_EXPRESSIONS = 64, 8, 1
+_PATTERN_LENGTH, _PATTERN_SEGMENTS, _PATTERN_WILDCARDS, _PATTERN_VARIABLES = 64, 8, 4, 1
 """The average size of a pattern. `Policy.max_patterns` times this is the limit for all patterns of a subscriber,
 because the time of a search grows with it."""
 
@@ -180,7 +180,8 @@ def check_limit(policy: Policy, subscriber: Subscriber | None, uris: list[str]) 
     sizes = {
         "characters": (sum(map(len, patterns)), _PATTERN_LENGTH),
         "segments": (sum(pattern.count("/") + 1 for pattern in patterns), _PATTERN_SEGMENTS),
-        "template expressions": (sum(pattern.count("{") for pattern in patterns), _PATTERN_EXPRESSIONS),
+        "wildcards": (sum(pattern.count("*") for pattern in patterns), _PATTERN_WILDCARDS),
+        "template variables": (sum(_count_variables(pattern) for pattern in patterns), _PATTERN_VARIABLES),
     }
     for unit, (size, average) in sizes.items():
         # A single pattern has limits of its own.
@@ -246,6 +247,11 @@ class WatchedUris:
                 with suppress(InvalidPattern):  # from a server with other templates
                     self._patterns.add(uri, self._compile(uri))
         return self._patterns
+
+
+def _count_variables(pattern: str) -> int:
+    """Count the variables of a template: `{x}` has one, `{?page,size}` two."""
+    return pattern.count("{") + pattern.count(",") if "{" in pattern else 0
 
 
 def _root(uri: str) -> int:

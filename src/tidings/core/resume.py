@@ -20,9 +20,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Resumed", "contents_changed", "resume", "resume_from_store", "watched_among"]
 
-_MAX_WORK = 100_000
+_MAX_WORK = 50_000
 """The work (see `PatternIndex.work`) of finding what a returning client has missed: less than 100 ms. The client
 chooses the cursor and the patterns, and other clients wait meanwhile."""
+_MAX_MISSED = 2_000
+"""The contents that a client is told one by one, for the same reason."""
 
 
 class Resumed(NamedTuple):
@@ -52,7 +54,7 @@ def resume(
     uris = [topic for topic in topics if not isinstance(topic, Feature)]
     cursor = Cursor.parse(given)
     if cursor is None:
-        return _nothing_known(topics)
+        return _nothing_known(topics, hub, priorities)
     versions = cursor.told(epoch)
     told: dict[Topic, Version | None] = {
         topic: version for topic, version in versions.items() if isinstance(topic, Feature) and topic in topics
@@ -60,15 +62,16 @@ def resume(
     watched = hub.watched_uris(frozenset(uris), is_authorized, matches)
     found = watched_among([topic for topic in versions if not isinstance(topic, Feature)], watched)
     if found is None:
-        return _nothing_known(topics)
+        return _nothing_known(topics, hub, priorities)
     for uri in found:
         told[uri] = None if _is_forgotten(versions[uri], hub) else versions[uri]
     if _takes_too_long(told, hub, priorities):
-        return _nothing_known(topics)
+        return _nothing_known(topics, hub, priorities)
     if cursor.as_of is None:
         return Resumed(told)
     changed = contents_changed(hub, uris, cursor.as_of, is_authorized, matches) if cursor.epoch == epoch else None
-    return _combine(changed, told, uris)
+    resumed = _combine(changed, told, uris)
+    return _nothing_known(topics, hub, priorities) if _takes_too_long(resumed.told, hub, priorities) else resumed
 
 
 def resume_from_store(
@@ -118,17 +121,21 @@ def contents_changed(
     return {uri: before.get(uri) for uri in reversed(changed)}
 
 
-def _nothing_known(topics: Collection[Topic]) -> Resumed:
-    """Return the result for a client that must refetch everything that it watches."""
+def _nothing_known(topics: Collection[Topic], hub: Hub, priorities: int) -> Resumed:
+    """Return the result for a client that must refetch everything that it watches. It gets a notification of each list
+    and URI, unless these are too many."""
     uris = [topic for topic in topics if not isinstance(topic, Feature)]
-    return _combine(None, dict.fromkeys(topic for topic in topics if not is_pattern(topic)), uris)
+    told: dict[Topic, Version | None] = dict.fromkeys(topic for topic in topics if not is_pattern(topic))
+    if _takes_too_long(told, hub, priorities):
+        told = dict.fromkeys(topic for topic in topics if isinstance(topic, Feature))
+    return _combine(None, told, uris)
 
 
 def _takes_too_long(told: Mapping[Topic, Version | None], hub: Hub, priorities: int) -> bool:
-    """Return whether the client's priorities, which are tried for each content to be delivered, would take too long."""
+    """Return whether the contents to be delivered are too many. The client's priorities are tried for each of them."""
     version_of = hub.notifications.version
-    sizes = [8 + len(str(topic)) // 2 for topic, version in told.items() if priorities and version != version_of(topic)]
-    return sum(sizes) * priorities > _MAX_WORK
+    sizes = [8 + len(str(topic)) // 2 for topic, version in told.items() if version != version_of(topic)]
+    return len(sizes) > _MAX_MISSED or sum(sizes) * priorities > _MAX_WORK
 
 
 def _combine(

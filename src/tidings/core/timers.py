@@ -53,10 +53,15 @@ class Timers:
         self._drop_cancelled()
         return self._heap[0].when if self._heap else None
 
-    def pop(self, now: float) -> Subscriber | None:
-        """Remove a timer that is due and return its subscriber, or None if no timer is due."""
-        self._drop_cancelled()
-        return heapq.heappop(self._heap).subscriber if self._heap and self._heap[0].when <= now else None
+    def pop_due(self, now: float) -> list[Subscriber]:
+        """Remove the timers that are due. Return their subscribers, the earliest first."""
+        due: list[Subscriber] = []
+        while (when := self.next()) is not None and when <= now:
+            subscriber = heapq.heappop(self._heap).subscriber
+            assert subscriber is not None  # `next` drops cancelled timers
+            subscriber.timer = None
+            due.append(subscriber)
+        return due
 
     def _drop_cancelled(self) -> None:
         while self._heap and self._heap[0].subscriber is None:
