@@ -86,7 +86,10 @@ async def test_handlers_of_the_user_are_called_for_each_subscription_and_may_ref
         return ListResourcesResult(resources=[])
 
     async def subscribe(ctx: Any, params: Any) -> EmptyResult:
+        is_new = ("subscribe", params.uri) not in called
         called.append(("subscribe", params.uri))
+        if not is_new:
+            raise MCPError(-32002, "subscribed already")
         if params.uri == "board://closed":
             raise MCPError(-32002, "the board is closed")
         return EmptyResult(_meta={"example.org/by": "user"})
@@ -114,6 +117,8 @@ async def test_handlers_of_the_user_are_called_for_each_subscription_and_may_ref
         assert result.meta == {"example.org/by": "user"}
         with pytest.raises(MCPError, match="the board is closed"):
             await client.subscribe_resource("board://closed")
+        with pytest.raises(MCPError, match="subscribed already"):
+            await client.subscribe_resource("board://sprint")
         live.resources.updated("board://closed")
         live.resources.updated("board://sprint")
         await until(lambda: heard == ["board://sprint"])
@@ -125,6 +130,7 @@ async def test_handlers_of_the_user_are_called_for_each_subscription_and_may_ref
     assert called == [
         ("subscribe", "board://sprint"),
         ("subscribe", "board://closed"),
+        ("subscribe", "board://sprint"),
         ("unsubscribe", "board://sprint"),
         ("subscribe", "board://end"),
     ]

@@ -194,6 +194,7 @@ class Sessions:
                 return await self._call_user(SUBSCRIBE, ctx, params)
             reason = state.get(_REFUSAL, "this connection has no stream for notifications")
             raise MCPError(types.INTERNAL_ERROR, f"No subscription: {reason}", {"uri": uri})
+        was_watched = uri in (opened.subscriber.uris or ())
         try:
             meta = opened.prepared.add_uri(opened.subscriber, uri)
         except (InvalidPattern, LimitReached) as error:
@@ -201,7 +202,8 @@ class Sessions:
         try:
             return with_meta(await self._call_user(SUBSCRIBE, ctx, params), meta or {})
         except BaseException:  # the user refuses the subscription, or the client has cancelled its request
-            opened.prepared.remove_uri(opened.subscriber, uri)
+            if not was_watched:
+                opened.prepared.remove_uri(opened.subscriber, uri)
             raise
 
     async def _unsubscribe(self, ctx: Ctx, params: types.UnsubscribeRequestParams) -> HandlerResult:
