@@ -69,6 +69,24 @@ async def test_second_handshake_replaces_the_first_subscription(http: httpx2.Asy
         assert [each.summary for each in heard] == ["tools added t1", "tools added t2"]
 
 
+async def test_second_handshake_below_the_limit_ends_the_refusal_of_the_first(http: httpx2.AsyncClient) -> None:
+    """Tidings now notifies the session, so the notifications that a handler sends to it are not sent as well."""
+    with serving("lowlevel", policy={"max_streams": 1}) as url:
+        first, second = LegacyWire(url, http), LegacyWire(url, http)
+        await promised(first)
+        assert await promised(second) == NOTHING
+        await first.end()
+        assert await promised(second) == ALL
+        await second.post("notifications/initialized", None)
+        async with second.stream() as stream:
+            for name in ("one", "two"):
+                args = {"feature": "prompts", "key": name, "item": {"name": name}}
+                call: dict[str, Any] = {"name": "change", "arguments": {"what": "own_set_and_send", "args": args}}
+                await second.post("tools/call", **call)
+            heard = [await stream.received(), await stream.received()]
+        assert [each.summary for each in heard] == ["prompts added one", "prompts added two"]
+
+
 @pytest.mark.filterwarnings("ignore::mcp.MCPDeprecationWarning")
 async def test_notification_of_a_client_does_not_wait_for_lists() -> None:
     is_reading, is_heard = anyio.Event(), anyio.Event()

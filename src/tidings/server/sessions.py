@@ -131,8 +131,10 @@ class Sessions:
         connection = internals.connection_of(ctx.session)
         if not connection.has_standalone_channel:
             return None
+        # A second handshake on the same connection replaces the first one.
+        connection.state.pop(_REFUSAL, None)
         if (former := connection.state.pop(_SESSION, None)) is not None:
-            self._close(former)  # a second handshake on the same connection
+            self._close(former)
         params = ctx.params or {}
         try:
             prepared = await self._subscriptions.prepare(
