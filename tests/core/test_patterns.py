@@ -160,11 +160,10 @@ def test_time_of_a_match_grows_only_with_the_length_of_the_uri(pattern: str) -> 
 def test_no_pattern_matches_a_very_long_uri() -> None:
     uri = "a://" + "b" * 8_188
 
-    assert [pattern for pattern in ("a://*", "{+any}") if compile_pattern(pattern, read_template)(uri)] == [
-        "a://*",
-        "{+any}",
-    ]
-    assert not any(compile_pattern(pattern, read_template)(uri + "b") for pattern in ("a://*", "{+any}"))
+    for pattern in ("a://*", "{+any}"):
+        match = compile_pattern(pattern, read_template)
+        assert match(uri)
+        assert not match(uri + "b")
     assert index_of(["a://*"]).matching(uri + "b") == []
 
 

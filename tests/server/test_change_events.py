@@ -1,4 +1,4 @@
-"""What the server itself says of changes. `tests/end_to_end/test_matrix.py` shows that it reaches every client once."""
+"""Change notifications of the user's own code. `tests/end_to_end/test_matrix.py` shows that clients get them once."""
 
 from __future__ import annotations
 

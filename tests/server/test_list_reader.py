@@ -353,7 +353,7 @@ async def test_source_that_changes_by_itself_is_polled_while_it_is_watched(
             counting.methods.clear()
             start = rounds
             await until(lambda start=start: rounds > start + 3)  # type: ignore[misc]
-            assert not counting.methods, "nobody is subscribed"
+            assert not counting.methods, "no client is subscribed"
 
             told.clear()
             live.hub.subscribe(tell, "tools")

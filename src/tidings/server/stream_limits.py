@@ -22,7 +22,7 @@ class StreamLimits:
         self._principals: Counter[tuple[str, str | None]] = Counter()
         self._addresses: Counter[str] = Counter()
         self._watched: Counter[object] = Counter()
-        """What each caller watches, as `_weight` counts it."""
+        """The sum of the `_weight` of all URIs that a caller watches."""
         self.count = 0
         self.watched = 0
 
@@ -42,7 +42,7 @@ class StreamLimits:
         return StreamSlot(self, principal, address)
 
     def watch(self, principal: Principal | None, address: str | None, more: int) -> None:
-        """Count more of what is watched, or less. Raise `LimitReached` if that is too much."""
+        """Add `more`, which may be negative, to what a caller watches. Raise `LimitReached` if that is too much."""
         policy, caller = self._policy, address if principal is None else principal.identity
         limits = {"max_watched": (self.watched, policy.max_watched)}
         if caller is not None and policy.max_watched_per_caller is not None:
