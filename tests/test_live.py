@@ -150,3 +150,9 @@ def test_option_of_a_wrong_type_is_named_in_the_error(name: str) -> None:
     with pytest.raises(TidingsError, match=rf"^Live\({name}=…\) must be "):
         Live(server, **options)
     Live(server)  # the server is not live after the error
+
+
+@pytest.mark.parametrize("caller", [None, "ada"])
+def test_streams_of_something_else_than_a_principal_are_refused(caller: Any) -> None:
+    with pytest.raises(TidingsError, match=r"^end_streams\(\) takes the Principal that `authorize` gets, not "):
+        Live(MCPServer("typed")).end_streams(caller)

@@ -255,6 +255,8 @@ class Live:
         """End all streams of a principal with their graceful result, and return how many. It is found by `client_id`
         and `subject`. Its clients can open streams again as long as their tokens are accepted. Can be called in any
         thread."""
+        if not isinstance(principal, Principal):
+            raise TidingsError(f"end_streams() takes the Principal that `authorize` gets, not {principal!r:.80}")
         return self.subscriptions.authorized_streams.end_all_of(principal)
 
     def close(self) -> None:

@@ -110,12 +110,13 @@ class Policy:
     """URIs and patterns that one subscriber may watch."""
 
     max_patterns: int = 1_000
-    """Patterns among those, of 64 characters, 8 segments and one template expression on average. A client chooses them,
-    and in the worst case each is tried for every update."""
+    """Patterns among those, of 64 characters, 8 segments, 4 wildcards and one template variable on average. A client
+    chooses them, and in the worst case each is tried for every update."""
 
     max_watched: int = 250_000
     """URIs that all streams and sessions may watch together: about 100 MB. A URI counts once more for every 256
-    characters. A pattern counts ten times, because it also takes time for every update."""
+    characters. A glob counts ten times and a template fifty times, because each also takes time for every
+    update."""
 
     max_watched_per_caller: int | None = 50_000
     """The same for one authenticated caller, or for one address without authentication: one caller must not use up

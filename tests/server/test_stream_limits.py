@@ -42,8 +42,8 @@ def test_sum_of_what_is_watched_is_limited_per_server_and_per_caller() -> None:
 
 def test_patterns_and_long_uris_count_more() -> None:
     limits = StreamLimits(Policy())
-    limits.reserve(None, None).watch(["a://b", "a://*", "a" * 256])
-    assert limits.watched == 1 + 10 + 2
+    limits.reserve(None, None).watch(["a://b", "a://*", "a://{x}", "a" * 256])
+    assert limits.watched == 1 + 10 + 50 + 2
 
 
 def test_releasing_a_slot_twice_counts_once() -> None:

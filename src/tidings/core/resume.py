@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Resumed", "contents_changed", "resume", "resume_from_store", "watched_among"]
 
-_MAX_WORK = 50_000
+_MAX_WORK = 30_000
 """The work (see `PatternIndex.work`) of finding what a returning client has missed: less than 100 ms. The client
 chooses the cursor and the patterns, and other clients wait meanwhile."""
 _MAX_MISSED = 2_000

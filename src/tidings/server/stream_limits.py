@@ -98,7 +98,7 @@ def _check(name: str, count: int, limit: int | None) -> None:
 
 def _weight(uri: str) -> int:
     """Return how much a URI counts, as `Policy.max_watched` describes it."""
-    return (1 + len(uri) // 256) * (10 if is_pattern(uri) else 1)
+    return (1 + len(uri) // 256) * (50 if "{" in uri else 10 if is_pattern(uri) else 1)
 
 
 def _decrement(counter: Counter[Any], key: object) -> None:
