@@ -58,9 +58,13 @@ def test_validate_finds_scripts_that_would_not_start(tmp_path: Path) -> None:
             "tools/later.sh": "#!/bin/sh\necho\necho\n",
             "tools/empty.sh": "#!\necho\n",
             "tools/plain.sh": "echo\n",
+            "tools/windows/lib/common.sh": "echo\n",  # for the tool's own use
+            "tools/windows/lib/page.js": "#!/bin/sh\n",
         },
     )
-    (tmp_path / "tools/plain.sh").chmod(0o755)
+    for name in ("plain.sh", "windows/lib/common.sh"):
+        (tmp_path / "tools" / name).chmod(0o755)
+    (tmp_path / "tools/windows/lib/page.js").chmod(0o644)
     (tmp_path / "tools/windows/tool.sh").write_bytes(b"#!/bin/sh\r\necho\r\n")
     (tmp_path / "tools/later.sh").write_bytes(b"#!/bin/sh\necho\r\n")
 
@@ -139,6 +143,8 @@ def test_validate_names_what_is_not_supported_of_mcp_bash(tmp_path: Path) -> Non
             "completions/c.sh": "#!/bin/sh\n",
             "providers/echo.sh": "#!/bin/sh\n",
             "tools/t/tool.sh": "#!/bin/sh\n",
+            "tools/other/other.sh": "#!/bin/sh\n",
+            "tools/other/other.meta.json": "{}",
             "tools/t/tool.meta.json": '{"icons": [{"src": "./icon.svg"}, {"src": "https://example.com/i.png"}]}',
             "ui/board/ui.meta.json": '{"template": "form", "config": {}}',
         },
@@ -153,11 +159,12 @@ def test_validate_names_what_is_not_supported_of_mcp_bash(tmp_path: Path) -> Non
         "server.d/register.json:3": "completions are not supported",
         "server.d/register.json:13": "resources, item 1: provider 'echo' is not supported",
         "server.d/register.json:19": "resourceTemplates, item 1: git+https URIs can't be read",
+        "tools/other/other.meta.json:None": "describes no tool: in a folder, only tool.* is one",
         "tools/t/tool.meta.json:1": "the icon './icon.svg' is a local file",
         "ui/board/ui.meta.json:1": "pages from a template are not supported",
     }.items():
         assert f"{place}: {text}" in found
-    assert len(found.splitlines()) == 8
+    assert len(found.splitlines()) == 9
 
     (tmp_path / "server.d/register.json").unlink()
     (tmp_path / "server.d/register.sh").write_text("#!/usr/bin/env bash\nmcp_completion_register_manual '{}'\n")

@@ -20,6 +20,7 @@ from tidings.workspace.metadata import META_SUFFIX, read_file, read_meta
 from tidings.workspace.problems import InvalidFile, Problem, find_problem, invalid_field
 from tidings.workspace.schema import find_schema_error
 from tidings.workspace.settings import list_faults
+from tidings.workspace.units import get_stem
 
 __all__ = ["check_files"]
 
@@ -43,6 +44,8 @@ _TYPE_NAMES = {str: "a string", dict: "an object", list: "a list", bool: "true o
 _BINARIES = (b"\x7fELF", b"\xca\xfe\xba\xbe", b"\xcf\xfa\xed\xfe", b"MZ")
 """The first bytes of compiled programs, on Linux, macOS and Windows."""
 
+_SCRIPT_SUFFIXES = ("", ".sh", ".bash", ".py", ".js", ".rb", ".pl")
+
 _UNSUPPORTED = {
     "completions": "completions are not supported; clients get no suggestions",
     "providers": "providers other than 'file' are not supported",
@@ -61,7 +64,11 @@ def check_files(root: Path) -> list[Problem]:
         try:
             if path.name.endswith(META_SUFFIX) and relative.parts[0] in _KEYS:
                 kind = "ui" if path.name == "ui.meta.json" else relative.parts[0]
-                faults += _check_keys(path, read_meta(root, path), kind)
+                if kind == "tools" and len(relative.parts) > 2 and path.name != "tool.meta.json":
+                    message = "describes no tool: in a folder, only tool.* is one; rename it and its script"
+                    faults.append(InvalidFile(path, message))
+                else:
+                    faults += _check_keys(path, read_meta(root, path), kind)
             elif relative.as_posix() == "server.d/register.json":
                 faults += _check_registration(path, read_meta(root, path))
             elif relative.parts[0] == "tools" or path.name.startswith("register."):
@@ -137,17 +144,20 @@ def _check_script(root: Path, path: Path) -> Iterator[InvalidFile]:
     first, _, rest = content.partition(b"\n")
     is_executable, is_script = os.access(path, os.X_OK), content.startswith(b"#!")
     is_sourced = path.name == "register.sh"
+    # Other files in the folder of a tool are for its own use.
+    is_tool = path.parent == root / "tools" or get_stem(path.name) == "tool"
+    is_started = is_tool or path.parent == root / "server.d"
     if not (is_executable or is_script or is_sourced) or content.startswith(_BINARIES):
         return
     if b"\r\n" in content and path.suffix != ".py":
-        line = 1 if first.endswith(b"\r") else content[: content.index(b"\r\n")].count(b"\n") + 1
+        line = content.count(b"\n", 0, content.index(b"\r\n")) + 1
         yield InvalidFile(path, "has Windows line ends (CRLF), with which a script does not run; save it with LF", line)
     if is_script:
         yield from _check_interpreter(path, first.decode("utf-8", "replace"))
-    elif is_executable and not is_sourced and path.suffix in ("", ".sh", ".bash", ".py", ".js", ".rb", ".pl"):
+    elif is_executable and is_started and not is_sourced and path.suffix in _SCRIPT_SUFFIXES:
         yield InvalidFile(path, "has no first line like #!/bin/sh, so it can't be started", 1)
-    is_in_folder = path.parent != root / "tools" and path.suffix == ".sh"
-    if path.is_relative_to(root / "tools") and not is_executable and path.suffix != ".py" and not is_in_folder:
+    needs_no_permission = path.suffix == ".py" or (path.suffix == ".sh" and path.parent != root / "tools")
+    if is_tool and not is_executable and not needs_no_permission:
         yield InvalidFile(path, "the script is not executable and therefore not a tool; `chmod +x` makes it one", 1)
     if is_sourced and b"mcp_completion_register_manual" in rest:
         yield invalid_field(path, "mcp_completion_register_manual", _UNSUPPORTED["completions"])
