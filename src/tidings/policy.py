@@ -19,6 +19,7 @@ __all__ = ["Detail", "Policy"]
 
 Detail: TypeAlias = Literal["full", "delta", "summary", "none"]
 Callers: TypeAlias = Literal["none", "principals", "anyone"]
+ListOrder: TypeAlias = Literal["server", "name"]
 
 _MAX_TTL = 100 * 365 * 24 * 3600
 """Seconds. A later end has no ISO 8601 date."""
@@ -94,6 +95,11 @@ class Policy:
     """Seconds that an encoded list is used before the server is asked again. A change that Tidings did not notice (a
     tool changed in place) is found then. A list that takes much CPU is used longer: 50 times that CPU time, at most a
     minute, so that this takes at most 2 % of a core. With 0, every request asks the server."""
+
+    list_order: ListOrder = "server"
+    """The order of lists: `"server"`, as the server returns them, or `"name"` (resources by URI). The server's own,
+    because an author may put the most important item first, and a model reads the list in this order. A workspace
+    lists by name in any case: the files of a folder have no other order. Another order alone causes no notification."""
 
     max_item_bytes: int = 1 << 20
     """Bytes of the JSON of one item. A definition of more than 1 MiB is a mistake, and would be copied into every
@@ -171,6 +177,7 @@ class Policy:
     def __post_init__(self) -> None:
         self._check_choice("webhooks", get_args(Callers))
         self._check_choice("detail", get_args(Detail))
+        self._check_choice("list_order", get_args(ListOrder))
         for name in ("quiet_gap", "longest_wait", "min_interval", "spread", "journal_age", "list_ttl", "list_max_age"):
             self._check_number(name, (int, float), 0)
         for name in ("keep_alive", "write_deadline", "webhook_timeout", "webhook_backoff"):

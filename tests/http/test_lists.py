@@ -10,7 +10,9 @@ from typing import Any
 
 import mcp_types as types
 import pytest
+from fastmcp import FastMCP
 from mcp.server import Server, ServerRequestContext
+from mcp.server.mcpserver import MCPServer
 
 from tests.support.http_server import META, LocalServer, RawClient, example_server, modern_body, serving
 from tests.support.kinds import Own
@@ -136,6 +138,80 @@ async def test_change_in_place_is_told_when_a_list_shows_it() -> None:
             assert tool.description.encode() in body
             await until(lambda: told == [f"updated {name}"])
             told.clear()
+
+
+# Order
+
+
+class OrderedServers:
+    """Servers of each kind that list the tools `zeta` and `alpha`, in this order."""
+
+    tools = ("zeta", "alpha")
+
+    @classmethod
+    def make(cls, kind: str) -> Any:
+        if kind == "Server":
+
+            async def list_tools(ctx: ServerRequestContext[Any, Any], params: Any) -> types.ListToolsResult:
+                return types.ListToolsResult(tools=[types.Tool.model_validate(definition(name)) for name in cls.tools])
+
+            return Server("ordered", on_list_tools=list_tools)
+        server: Any = MCPServer("ordered") if kind == "MCPServer" else FastMCP("ordered")
+        for name in cls.tools:
+            server.tool(name=name)(lambda: "")
+        return server
+
+
+def definition(name: str) -> dict[str, Any]:
+    return {"name": name, "inputSchema": {"type": "object"}}
+
+
+async def tool_names(local: LocalServer) -> list[str]:
+    return [tool["name"] for tool in json.loads((await local.send(changed())).body)["result"]["tools"]]
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("kind", ["MCPServer", "Server", "FastMCP"])
+async def test_list_is_in_the_order_of_the_server(kind: str, shared: bool) -> None:
+    async with serving(OrderedServers.make(kind), shared_lists=shared) as local:
+        for _ in range(2):
+            assert await tool_names(local) == ["zeta", "alpha"]
+        tools = local.live.tools
+        if kind == "Server":
+            tools.add(definition("middle"), handler=lambda: "")
+        else:
+            tools.add(lambda: "", name="middle")
+        tools.update("zeta", description="keeps its place")
+        for _ in range(2):
+            assert await tool_names(local) == ["zeta", "alpha", "middle"]
+
+
+@pytest.mark.parametrize("kind", ["MCPServer", "Server", "FastMCP"])
+async def test_list_order_name_sorts_by_name(kind: str) -> None:
+    async with serving(OrderedServers.make(kind), policy=Policy(list_order="name")) as local:
+        assert await tool_names(local) == ["alpha", "zeta"]
+
+
+async def test_other_order_alone_notifies_no_client_and_is_in_the_next_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both for an order that Tidings notices only in a list, and for a registry that tells of each step."""
+    registered, unnoticed = OrderedServers.make("MCPServer"), OrderedServers.make("Server")
+    for server in (registered, unnoticed):
+        max_age = 0.0 if server is unnoticed else 3600
+        async with serving(server, shared_lists=True, policy=Policy(list_max_age=max_age)) as local:
+            told: list[object] = []
+            assert await tool_names(local) == ["zeta", "alpha"]
+            local.live.hub.subscribe(told.append, "tools")
+            before = local.live.catalog.tools.version.digest
+            if server is unnoticed:
+                monkeypatch.setattr(OrderedServers, "tools", ("alpha", "zeta"))
+            else:
+                tools = registry_of(server, "tools")
+                tools["zeta"] = tools.pop("zeta")
+            for _ in range(2):
+                assert await tool_names(local) == ["alpha", "zeta"]
+            await local.live.refresh()
+            assert told == []
+            assert local.live.catalog.tools.version.digest == before
 
 
 # Responses made in advance

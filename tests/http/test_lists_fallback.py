@@ -212,7 +212,7 @@ async def test_overridden_list_method_is_called_for_every_request() -> None:
     async with serving(server) as local, local.client() as client:
         sessions = {who: await client.initialize(LEGACY[-1], Authorization=f"Bearer {who}") for who in ("alice", "bob")}
         for who in ("alice", "alice", "bob", "alice", "bob"):
-            shown = ["everybodys", "hers"] if who == "alice" else ["everybodys"]
+            shown = ["hers", "everybodys"] if who == "alice" else ["everybodys"]
             assert names(await local.send(changed(Authorization=f"Bearer {who}"))) == shown
             assert names(await local.send(listed(**sessions[who]))) == shown
 

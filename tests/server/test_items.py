@@ -243,7 +243,7 @@ async def test_deleted_resource_that_is_listed_again_is_back() -> None:
         assert await uris_of(client) == ["board://b"]
         listed["board://a"] = None
         await live.refresh("resources")
-        assert await uris_of(client) == ["board://a", "board://b"]
+        assert await uris_of(client) == ["board://b", "board://a"]
     assert told == ["removed board://a", "added board://a"]
 
 

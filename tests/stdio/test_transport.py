@@ -256,7 +256,7 @@ def test_list_read_before_a_change_is_not_sent_after_its_notification(version: s
         while (message := pipe.line()).get("id") != "early":
             pass
         assert pipe.told[0]["method"] == "notifications/tools/list_changed"
-        assert [tool["name"] for tool in message["result"]["tools"]] == ["change", "new", "steady"]
+        assert [tool["name"] for tool in message["result"]["tools"]] == ["change", "steady", "new"]
 
 
 # Pipes, sockets and files

@@ -70,3 +70,12 @@ def test_lists_of_a_workspace_come_from_the_cache_unless_the_user_replaces_their
 
     workspace.lowlevel.add_request_handler("tools/list", entry.params_type, own)
     assert [live.list_cache.can_serve(method) for method in methods] == [False, True, True, True]
+
+
+async def test_short_list_comes_by_name(tmp_path: Path) -> None:
+    write(tmp_path, {"prompts/zeta.md": "last"})
+    live = Live(workspace := Workspace(tmp_path))
+    write(tmp_path, {"prompts/alpha.md": "first"})
+    workspace.rescan()
+    async with serve_http(live) as url, open_client(url, MODERN) as client:
+        assert [prompt["name"] for prompt in (await client.request("prompts/list"))["prompts"]] == ["alpha", "zeta"]

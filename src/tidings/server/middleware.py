@@ -127,8 +127,8 @@ class NotificationMiddleware:
     def _with_cursor(self, ctx: Ctx, result: dict[str, Any], cursor: dict[str, Any]) -> dict[str, Any]:
         method = LIST_METHODS[ctx.method]
         result = result | {"_meta": {**(result.get("_meta") or {}), CURSOR_KEY: cursor}}
-        if not result.get("nextCursor") and not (ctx.params or {}).get("cursor"):
-            # Always in the same order, because clients use the text of the list as a cache key.
+        is_whole = not result.get("nextCursor") and not (ctx.params or {}).get("cursor")
+        if is_whole and self._policy.list_order == "name":
             items = result.get(method.member, [])
             result[method.member] = sorted(items, key=lambda item: str(item.get(method.key)))
         if (ttl := self._policy.ttl_ms(result.get("ttlMs"))) and ctx.protocol_version in MODERN_PROTOCOL_VERSIONS:

@@ -138,9 +138,6 @@ def _reduced(message: Any) -> Any:
         if isinstance(content, dict):
             _remove(content, "_meta", CURSOR)
             _reduce_capabilities(content.get("capabilities"))
-            for member in ("tools", "prompts", "resources", "resourceTemplates"):
-                if isinstance(items := content.get(member), list):
-                    items.sort(key=str)  # Tidings sorts them
             if isinstance(topics := content.get("notifications"), dict) and "resourceSubscriptions" in topics:
                 topics["resourceSubscriptions"] = list(dict.fromkeys(topics["resourceSubscriptions"]))
     return message
