@@ -6,6 +6,7 @@ import asyncio
 import logging
 from contextvars import ContextVar
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import mcp_types as types
@@ -13,7 +14,7 @@ import pytest
 from mcp.server import Server, ServerRequestContext
 from mcp.server.mcpserver import MCPServer
 
-from tidings import AlreadyExists, NotFound, Notification, Policy, TidingsError, Topic
+from tidings import AlreadyExists, InvalidItem, NotFound, Notification, Policy, TidingsError, Topic
 from tidings.live import Live
 
 WHO: ContextVar[str] = ContextVar("WHO", default="nobody")
@@ -87,7 +88,7 @@ def test_refused_server_does_not_keep_the_store_open(tmp_path: Path) -> None:
     """A server can be made live once, and has to be of a supported kind."""
     path = tmp_path / "state.db"
     with pytest.raises(TidingsError, match=r"not builtins\.str"):
-        Live("board", store=path)
+        Live("board", store=path)  # type: ignore[arg-type]
     mcp = MCPServer("board")
     Live(mcp)
     with pytest.raises(TidingsError, match="is live already"):
@@ -95,6 +96,29 @@ def test_refused_server_does_not_keep_the_store_open(tmp_path: Path) -> None:
     live = Live(MCPServer("board"), store=path)
     assert live.writer.problem is None
     live.close()
+
+
+def test_mistakes_that_type_checkers_find_raise_errors_too() -> None:
+    """mypy checks this file: if it no longer rejects one of these lines, it reports an unused `ignore`."""
+    live = Live(MCPServer("board"))
+    with pytest.raises(TidingsError, match="takes an MCPServer"):
+        Live(5)  # type: ignore[arg-type]
+    with pytest.raises(InvalidItem, match="takes a function"):
+        live.tools.add(5)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="nonsense"):
+        live.http_app(nonsense=1)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="nonsense"):
+        live.run("http", nonsense=1)  # type: ignore[call-arg]
+
+
+def test_other_event_loop_than_that_of_asyncio_is_refused() -> None:
+    """On trio, no loop of asyncio runs in the thread, as here."""
+    live = Live(MCPServer("trio"))
+    request = SimpleNamespace(request_id=1, lifespan_context={}, method="tools/list")
+    middleware: Any = live.lowlevel.middleware[0]
+    for coroutine in (live.refresh(), middleware(request, None)):
+        with pytest.raises(TidingsError, match=r"needs an event loop of asyncio.*such as trio's"):
+            coroutine.send(None)
 
 
 def test_unknown_options_of_stdio_are_refused() -> None:
@@ -143,7 +167,7 @@ def test_failures_are_counted_by_kind_and_survived(caplog: pytest.LogCaptureFixt
     assert live.failures == {"hook": 1, "delivery": 2}
 
 
-@pytest.mark.parametrize("name", ["policy", "telemetry", "authorize", "terms", "on_watched", "on_unwatched"])
+@pytest.mark.parametrize("name", ["policy", "telemetry", "authorize", "terms", "on_watched", "on_unwatched", "store"])
 def test_option_of_a_wrong_type_is_named_in_the_error(name: str) -> None:
     server = MCPServer("typed")
     options: dict[str, Any] = {name: {"detail": "full"}}

@@ -16,6 +16,7 @@ __all__ = [
     "NotFound",
     "TidingsError",
     "TooManyStreams",
+    "UnsupportedEventLoop",
 ]
 
 
@@ -53,6 +54,10 @@ class LimitReached(TidingsError):
 
 class TooManyStreams(LimitReached):
     """As many streams are open as the policy allows. A later attempt may succeed."""
+
+
+class UnsupportedEventLoop(TidingsError, RuntimeError):
+    """The server runs on an event loop that is not one of asyncio."""
 
 
 class ChangesMissed(TidingsError):

@@ -13,7 +13,7 @@ import secrets
 from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from tidings.core.catalog import Catalog
 from tidings.core.cursor import Cursor
@@ -48,10 +48,15 @@ from tidings.telemetry import MeasuredServer, Telemetry, observe
 from tidings.webhooks.delivery import Webhooks
 
 if TYPE_CHECKING:
+    from fastmcp import FastMCP
+    from mcp.server import Server
+    from mcp.server.mcpserver import MCPServer
     from starlette.applications import Starlette
     from starlette.routing import Route
 
     from tidings.http.health import Audience
+    from tidings.http.options import AppOptions, RunOptions
+    from tidings.server.source import Source
 
 __all__ = ["Live", "LiveItems", "LiveResources"]
 
@@ -65,7 +70,7 @@ class Live:
 
     def __init__(
         self,
-        server: Any,
+        server: MCPServer[Any] | Server[Any] | FastMCP[Any] | Source,
         *,
         policy: Policy | None = None,
         authorize: Authorize | None = None,
@@ -97,6 +102,8 @@ class Live:
             _check_option(name, function, function is None or callable(function), "a function")
         is_interval = isinstance(poll, int | float) and not isinstance(poll, bool) and 0 < poll < math.inf
         _check_option("poll", poll, poll is None or is_interval, "a number of seconds above 0, or None")
+        is_store = store is None or isinstance(store, OpenedStore | str | os.PathLike) or hasattr(store, "open")
+        _check_option("store", store, is_store, "the path of a file, or a store")
         self.policy = policy or Policy()
         self.source = source_of(server)
         self.server = self.source.server
@@ -176,14 +183,17 @@ class Live:
 
     # Serving
 
-    def http_app(self, *, health: bool = False, metrics: Audience | None = None, **options: Any) -> Starlette:
+    def http_app(
+        self, *, health: bool = False, metrics: Audience | None = None, **options: Unpack[AppOptions]
+    ) -> Starlette:
         """Return the server's own ASGI app, made live. `options` are those of its `streamable_http_app()` or
         `http_app()`. `health` and `metrics` add routes: see `health_routes`."""
         from tidings.http.app import own_app
 
-        if options.get("transport") == "sse":
+        given: dict[str, Any] = {**options}
+        if given.get("transport") == "sse":
             raise TidingsError(_NO_SSE)
-        app: Starlette = own_app(self.server, options)
+        app: Starlette = own_app(self.server, given)
         app.router.routes.extend(self.health_routes(health=health, metrics=metrics))
         return app
 
@@ -215,7 +225,9 @@ class Live:
             self.missing_for_readiness, partial(render, self.metrics), health=health, metrics=metrics, token=token
         )
 
-    def run(self, transport: Literal["stdio", "http", "streamable-http"] = "stdio", **options: Any) -> None:
+    def run(
+        self, transport: Literal["stdio", "http", "streamable-http"] = "stdio", **options: Unpack[RunOptions]
+    ) -> None:
         """Serve until the process gets a signal to end. "streamable-http" is the SDK's name of "http".
 
         For "http", `host`, `port` and `log_level` are those of uvicorn, and the others those of `http_app()`."""

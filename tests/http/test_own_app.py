@@ -12,6 +12,7 @@ import pytest
 import uvicorn
 from fastmcp import FastMCP
 from mcp.client.client import Client
+from mcp.client.sse import sse_client
 from mcp.server import Server, ServerRequestContext
 from mcp.server.mcpserver import MCPServer
 from starlette.applications import Starlette
@@ -43,7 +44,7 @@ def own_app(server: Any) -> Starlette:
     return app
 
 
-async def check_client(live: Live, url: str, mode: str, name: str) -> None:
+async def check_client(live: Live, url: Any, mode: str, name: str) -> None:
     """Check that a client is promised list changes, and told of one."""
     told: asyncio.Queue[str] = asyncio.Queue()
 
@@ -94,6 +95,18 @@ async def test_own_run_method_of_a_live_server_serves_a_live_app(kind: str, monk
     async with run_uvicorn(served[0], log_level="critical") as running:
         host, port = address_of(running)[:2]
         await check_client(live, f"http://{host}:{port}/mcp", "legacy", "new")
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("kind", ["MCPServer", "FastMCP"])
+async def test_own_sse_app_of_a_live_server_notifies_its_clients(kind: str) -> None:
+    """Through the SDK: only this app knows the transport."""
+    server = SERVERS[kind]()
+    live = Live(server)
+    app = server.sse_app() if kind == "MCPServer" else server.http_app(transport="sse")
+    async with run_uvicorn(app, log_level="critical") as running:
+        host, port = address_of(running)[:2]
+        await check_client(live, sse_client(f"http://{host}:{port}/sse"), "legacy", "new")
 
 
 @pytest.mark.parametrize("call", [lambda live: live.run("sse"), lambda live: live.http_app(transport="sse")])

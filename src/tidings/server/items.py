@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from tidings.core.catalog import Catalog
 from tidings.core.model import Change, Feature
 from tidings.server.source import Source
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
 
 __all__ = ["LiveItems", "LiveResources"]
 
@@ -23,7 +26,9 @@ class LiveItems:
         self._feature = feature
         self._items = catalog.items(feature)
 
-    def add(self, thing: Any, *, replace: bool = False, **options: Any) -> None:
+    def add(
+        self, thing: Callable[..., Any] | BaseModel | Mapping[str, Any], *, replace: bool = False, **options: Any
+    ) -> None:
         """Add a function, with the options of the server's own decorator, or an item of the server's own class.
 
         A low-level server takes a definition, and `handler=`.

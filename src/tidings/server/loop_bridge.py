@@ -20,6 +20,7 @@ from typing import Any, TypeVarTuple
 
 from tidings.core.hub import Hub
 from tidings.core.model import Change
+from tidings.errors import UnsupportedEventLoop
 
 __all__ = ["LoopBridge"]
 
@@ -54,7 +55,7 @@ class LoopBridge:
     @property
     def is_bound_here(self) -> bool:
         """Whether the bridge is bound to the event loop that runs in this thread."""
-        return self._loop is asyncio.get_running_loop()
+        return self._loop is _running_loop()
 
     def on_bind(self, function: Callable[[], None]) -> None:
         """Call `function` each time the bridge is bound to an event loop."""
@@ -66,7 +67,7 @@ class LoopBridge:
 
     def bind(self) -> None:
         """Bind to the running event loop, if that is another one than before."""
-        if self._loop is not (loop := asyncio.get_running_loop()):
+        if self._loop is not (loop := _running_loop()):
             self._loop, self._thread = loop, threading.get_ident()
             self.publish_queued()
             for function in self._bind_callbacks:
@@ -91,9 +92,10 @@ class LoopBridge:
 
     async def run(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Await a coroutine function on the event loop, from any event loop."""
-        if self._loop is None or self.is_bound_here or not self._loop.is_running():
+        running = _running_loop()
+        if self._loop is None or self._loop is running or not self._loop.is_running():
             # Others may wait for the same work, so the end of one caller must not cancel it.
-            await asyncio.shield(asyncio.get_running_loop().create_task(work(), context=self._context.copy()))
+            await asyncio.shield(running.create_task(work(), context=self._context.copy()))
         else:
             await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self.run(work), self._loop))
 
@@ -152,3 +154,13 @@ class LoopBridge:
         self._hub.tick()
         if (due := self._hub.next_due()) is not None:
             self._set_timer(due)
+
+
+def _running_loop() -> asyncio.AbstractEventLoop:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        raise UnsupportedEventLoop(
+            "Live() needs an event loop of asyncio, and this code runs on another one, such as trio's; start the "
+            'server with asyncio.run(…) or anyio.run(…, backend="asyncio")'
+        ) from None

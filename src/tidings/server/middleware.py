@@ -27,6 +27,7 @@ from tidings.core.frames import CURSOR_KEY
 from tidings.core.hub import Hub
 from tidings.core.model import Feature, Topic
 from tidings.core.tracer import RUN_TOOL
+from tidings.errors import UnsupportedEventLoop
 from tidings.server.change_events import ChangeEvents
 from tidings.server.definitions import as_dict, with_meta
 from tidings.server.list_reader import ListReader
@@ -65,6 +66,8 @@ class NotificationMiddleware:
         if ctx.request_id is not None:  # a notification does not wait, because others must not overtake it
             try:
                 await self._reader.ensure_loaded(ctx.lifespan_context)
+            except UnsupportedEventLoop:
+                raise  # no client could be notified
             except Exception:
                 self._hub.counts.failures["reading"] += 1
                 logger.exception("reading the server's lists failed; handling the request with the lists read before")

@@ -21,6 +21,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, suppress
@@ -113,8 +114,9 @@ async def _serve(serve: Callable[[], Any], stop: Callable[[], None]) -> None:
             loop.call_later(_STREAM_TIMEOUT, task.cancel)
         loop.call_later(_CLEANUP_TIMEOUT, exit_process, 128 + number)
 
-    for number in _SIGNALS:
-        loop.add_signal_handler(number, on_signal, number)
+    if threading.current_thread() is threading.main_thread():  # another one can't set handlers
+        for number in _SIGNALS:
+            loop.add_signal_handler(number, on_signal, number)
     try:
         await serve()
     except asyncio.CancelledError:
