@@ -54,6 +54,22 @@ def test_the_board_notifies_its_clients(era: list[str]) -> None:
     asyncio.run(scenario())
 
 
+def test_the_mirror_follows_the_board() -> None:
+    async def scenario() -> None:
+        port = free_port()
+        url = f"http://127.0.0.1:{port}/mcp"
+        async with asyncio.timeout(DEADLINE), running("board.py", "--port", str(port)):
+            await until_served(port)
+            async with running("mirror.py", url, "--uri", "board://sprint") as mirror:
+                await line_with(mirror.stdout, "tools, fresh")
+                assert await call(url, "open_sprint") == "open\n"
+                assert await line_with(mirror.stdout, "tools") == "added tools close_sprint\n"
+                await call(url, "add_task", "title=Ship it")
+                await line_with(mirror.stdout, "content board://sprint")
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize(
     ("example", "tool", "arguments", "added"),
     [("lowlevel.py", "hello", {}, "goodbye"), ("fast.py", "learn", {"word": "moin"}, "moin")],

@@ -12,18 +12,21 @@ from tidings.core.subscriber import Subscriber
 from tidings.errors import (
     AlreadyExists,
     ChangesMissed,
+    Disconnected,
     InvalidFeature,
     InvalidItem,
     InvalidPattern,
     InvalidPolicy,
     LimitReached,
     NotFound,
+    NotSupported,
     TidingsError,
 )
 from tidings.policy import Policy
 from tidings.server.authorization import Principal
 
 if TYPE_CHECKING:
+    from tidings.client import Mirror
     from tidings.live import Live
 
 __all__ = [
@@ -33,6 +36,7 @@ __all__ = [
     "Change",
     "ChangesMissed",
     "Cursor",
+    "Disconnected",
     "Feature",
     "Filter",
     "Hub",
@@ -44,7 +48,9 @@ __all__ = [
     "Journal",
     "LimitReached",
     "Live",
+    "Mirror",
     "NotFound",
+    "NotSupported",
     "Notification",
     "Operation",
     "Policy",
@@ -60,9 +66,13 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # Imported on demand, because `Live` needs the SDK, which takes most of a second to import.
+    # Imported on demand, because `Live` and `Mirror` need the SDK, which takes most of a second to import.
     if name == "Live":
         from tidings.live import Live
 
         return Live
+    if name == "Mirror":
+        from tidings.client import Mirror
+
+        return Mirror
     raise AttributeError(f"module 'tidings' has no attribute {name!r}")

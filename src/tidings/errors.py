@@ -8,12 +8,14 @@ from __future__ import annotations
 __all__ = [
     "AlreadyExists",
     "ChangesMissed",
+    "Disconnected",
     "InvalidFeature",
     "InvalidItem",
     "InvalidPattern",
     "InvalidPolicy",
     "LimitReached",
     "NotFound",
+    "NotSupported",
     "TidingsError",
     "TooManyStreams",
     "UnsupportedEventLoop",
@@ -65,3 +67,11 @@ class ChangesMissed(TidingsError):
 
     The listener stays usable: read the catalog again and continue the iteration.
     """
+
+
+class Disconnected(TidingsError, ConnectionError):
+    """A mirror has no connection to its server at the moment."""
+
+
+class NotSupported(TidingsError):
+    """The server does not support, or does not grant, what a client asks for."""

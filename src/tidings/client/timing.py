@@ -1,0 +1,43 @@
+"""The waiting times of a mirror, and the clock that it reads."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+__all__ = ["Timing"]
+
+
+@dataclass(frozen=True)
+class Timing:
+    """All times are in seconds. A test can replace the three functions."""
+
+    answer: float = 30.0
+    """For one list, with all its pages. A server that starts a script for each list needs more than a few."""
+    min_interval: float = 0.1
+    """Between two requests for a list: users do not notice it, and a storm of notifications costs two requests."""
+    first_poll: float = 5.0
+    """Between two requests for a list of whose changes the server does not notify, and that has no `ttlMs`."""
+    longest_poll: float = 60.0
+    """The same, for a list that does not change: each unchanged answer makes the time 1.5 times as long."""
+    recheck: float = 60.0
+    """Between two requests for a list of whose changes the server says that it notifies. Some do so only for a part of
+    the changes: FastMCP 4 says it, and sends nothing after `add_tool()`. Tidings servers are not asked again."""
+    first_retry: float = 0.5
+    longest_retry: float = 15.0
+    """After a failure; doubled from the first to the longest, as the MCP Inspector does."""
+    sleep: Callable[[float], Awaitable[object]] = asyncio.sleep
+    random: Callable[[], float] = random.random
+    clock: Callable[[], float] = time.time
+
+    def retry_delay(self, failures: int) -> float:
+        """Return the time to wait after this many failures in a row. Half of it is random, so that the clients of a
+        server that restarts do not come back together."""
+        longest = min(self.longest_retry, self.first_retry * 2.0 ** min(failures, 30))
+        return longest * (0.5 + self.random() / 2)
+
+    def poll_delay(self, planned: float) -> float:
+        return planned * (1 + self.random() / 10)

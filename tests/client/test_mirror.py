@@ -1,0 +1,468 @@
+"""`Mirror` with real servers of both eras: current lists, few requests, reconnects, subscriptions."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mcp.client._memory import InMemoryTransport
+from mcp.client.client import Client
+from mcp.client.stdio import StdioServerParameters
+from mcp.server.mcpserver import Context, MCPServer
+
+from tests.support.forking import ENVIRONMENT, forked_command
+from tests.support.scripted_server import ScriptedServer
+from tests.support.uvicorn_server import address_of, run_uvicorn
+from tests.support.waiting import DEADLINE, free_port, until
+from tidings import Disconnected, Live, Mirror, NotSupported
+from tidings.client import Timing
+
+pytestmark = pytest.mark.anyio
+
+QUICK = Timing(min_interval=0, first_retry=0.005, longest_retry=0.05, first_poll=0.05, random=lambda: 0.5)
+ERAS = {"modern": "auto", "legacy": "legacy"}
+
+
+def plain_server(*tools: str) -> MCPServer[Any]:
+    """A server of the SDK that notifies its clients as the SDK documents it. It has these tools, too."""
+    server: MCPServer[Any] = MCPServer("plain", log_level="CRITICAL")
+
+    @server.tool()
+    async def add(ctx: Context[Any, Any], name: str) -> str:
+        server.add_tool(lambda: name, name=name)
+        await ctx.notify_tools_changed()
+        return "added"
+
+    for tool in tools:
+        server.add_tool(lambda: "", name=tool)
+    server.resource("plain://one", name="one")(lambda: "1")
+    server.resource("plain://each/{name}", name="each")(lambda name: name)
+    server.prompt(name="greet")(lambda: "Hello")
+    return server
+
+
+def fast_server() -> Any:
+    fastmcp = pytest.importorskip("fastmcp")
+    server = fastmcp.FastMCP("fast")
+
+    async def add(name: str) -> str:
+        server.add_tool(fastmcp.tools.Tool.from_function(lambda: name, name=name))
+        return "added"
+
+    server.tool(add)
+    server.resource("plain://one", name="one")(lambda: "1")
+    server.resource("plain://each/{name}", name="each")(lambda name: name)
+    server.prompt(name="greet")(lambda: "Hello")
+    return server
+
+
+APPS: dict[str, Any] = {
+    "tidings": lambda: Live(plain_server()).http_app(),
+    "sdk": lambda: plain_server().streamable_http_app(),
+    "fastmcp": lambda: fast_server().http_app(),
+}
+
+
+def timing_for(kind: str) -> Timing:
+    """FastMCP announces list changes to legacy clients, but sends nothing after `add_tool()`."""
+    return replace(QUICK, recheck=0.05) if kind == "fastmcp" else QUICK
+
+
+@asynccontextmanager
+async def mirroring(server: ScriptedServer, era: str = "modern", **options: Any) -> AsyncIterator[tuple[Any, Mirror]]:
+    """Serve, and connect a mirror; yield the uvicorn server and the mirror."""
+    async with server.serving() as running:
+        target = Client(server.url(running), mode=ERAS[era])
+        async with Mirror(target, timing=options.pop("timing", QUICK), **options) as mirror:
+            yield running, mirror
+
+
+async def current(mirror: Mirror, *states: str) -> None:
+    await until(lambda: mirror.status.state in (states or ("fresh",)))
+
+
+@pytest.mark.parametrize("era", ERAS)
+@pytest.mark.parametrize("kind", APPS)
+async def test_a_tool_that_a_call_adds_appears_over_http(kind: str, era: str) -> None:
+    async with asyncio.timeout(DEADLINE), run_uvicorn(APPS[kind]()) as server:
+        url = f"http://127.0.0.1:{address_of(server)[1]}/mcp"
+        async with Mirror(Client(url, mode=ERAS[era]), timing=timing_for(kind)) as mirror:
+            assert list(mirror.tools) == ["add"]
+            assert list(mirror.prompts) == ["greet"]
+            assert list(mirror.resources) == ["plain://one"]
+            assert list(mirror.templates) == ["plain://each/{name}"]
+            before, digest, changes = mirror.snapshot(), mirror.digest, mirror.changes()
+            assert not (await mirror.call("add", {"name": "Added"})).is_error
+            change = await anext(changes)
+            assert change[:3] == ("added", "tools", "Added")
+            assert await mirror.wait_for("Added") is change.item
+            assert list(mirror.tools) == ["Added", "add"]  # sorted
+            assert (list(before.tools), before.digest) == (["add"], digest)
+            assert mirror.digest != digest
+            assert mirror.snapshot().is_superset_of(before)
+            assert not before.is_superset_of(mirror.snapshot())
+
+
+STDIO = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from tests.client.test_mirror import fast_server, plain_server
+from tidings import Live
+if sys.argv[2] == "tidings":
+    Live(plain_server()).run("stdio")
+else:
+    {"sdk": plain_server, "fastmcp": fast_server}[sys.argv[2]]().run("stdio")
+"""
+
+
+@pytest.mark.parametrize("era", ERAS)
+@pytest.mark.parametrize("kind", APPS)
+async def test_a_tool_that_a_call_adds_appears_over_stdio(kind: str, era: str, tmp_path: Path) -> None:
+    script = tmp_path / "server.py"
+    script.write_text(STDIO)
+    command, *arguments = forked_command(script, Path(__file__).parents[2], kind)
+    target = Client(StdioServerParameters(command=command, args=arguments, env=ENVIRONMENT), mode=ERAS[era])
+    async with asyncio.timeout(DEADLINE), Mirror(target, timing=timing_for(kind)) as mirror:
+        assert list(mirror.tools) == ["add"]
+        await mirror.call("add", {"name": "Added"})
+        await mirror.wait_for("Added")
+        assert list(mirror.templates) == ["plain://each/{name}"]
+
+
+@pytest.mark.parametrize("era", ERAS)
+async def test_200_notifications_cost_two_fetches(era: str) -> None:
+    server = ScriptedServer()
+    async with asyncio.timeout(DEADLINE), mirroring(server, era) as (_, mirror):
+        await current(mirror)
+        server.requests.clear()
+        server.release = asyncio.Event()
+        server.lists["tools"]["first"] = ""
+        await server.notify("tools")
+        await until(lambda: server.requests["tools"] == 1)
+        received = 0
+
+        def count(notification: Any) -> None:
+            nonlocal received
+            received += 1
+
+        mirror.set_notification_handler("notifications/tools/list_changed", count)
+        for number in range(199):
+            server.lists["tools"][f"tool {number}"] = ""
+            await server.notify("tools")
+            await until(lambda number=number: received > number)  # type: ignore[misc]
+        server.release.set()
+        await until(lambda: len(mirror.tools) == 200)
+        await current(mirror)
+        assert server.requests == {"tools": 2}
+
+
+async def test_nothing_changes_if_the_lists_are_the_same() -> None:
+    server = ScriptedServer()
+    server.lists["tools"] = {"b": "", "a": ""}
+    async with asyncio.timeout(DEADLINE), mirroring(server) as (_, mirror):
+        snapshot, tools = mirror.snapshot(), mirror.tools
+        server.lists["tools"] = {"a": "", "b": ""}  # another order
+        count = server.requests["tools"]
+        await server.notify("tools")
+        await until(lambda: server.requests["tools"] > count)
+        await current(mirror)
+        assert mirror.snapshot() is snapshot
+        assert mirror.tools is tools
+        with pytest.raises(TypeError):
+            mirror.tools["c"] = mirror.tools["a"]  # type: ignore[index]
+
+
+async def test_callbacks_get_what_differs() -> None:
+    server = ScriptedServer()
+    server.lists["prompts"] = {"kept": "", "changed": "old", "gone": ""}
+    async with asyncio.timeout(DEADLINE), mirroring(server) as (_, mirror):
+        seen: list[tuple[str, str]] = []
+
+        @mirror.on_added
+        def added(change: Any) -> None:
+            seen.append(("added", change.name))
+            raise ValueError("a callback that fails does not stop the others")
+
+        @mirror.on_removed
+        async def removed(change: Any) -> None:
+            seen.append(("removed", change.name))
+
+        @mirror.on_updated
+        def updated(change: Any) -> None:
+            seen.append((change.before.description, change.item.description))
+
+        kept = mirror.prompts["kept"]
+        server.lists["prompts"] = {"kept": "", "changed": "new", "Added": ""}
+        await server.notify("prompts")
+        await until(lambda: len(seen) == 3)
+        assert seen == [("added", "Added"), ("old", "new"), ("removed", "gone")]
+        assert mirror.prompts["kept"] is kept
+
+
+async def test_pages_of_two_versions_are_not_combined() -> None:
+    server = ScriptedServer(page_size=2)
+    server.lists["tools"] = dict.fromkeys("abcd", "old")
+    # In the same process, a notification arrives before the answer that follows it.
+    async with asyncio.timeout(DEADLINE), Mirror(server.server, timing=QUICK) as mirror:
+        found = [mirror.snapshot()]
+
+        async def follow() -> None:
+            async for change in mirror.changes():
+                assert change.list == "tools"
+                found.append(mirror.snapshot())
+
+        following = asyncio.create_task(follow())
+
+        async def change(name: str) -> None:
+            server.between_pages = None
+            server.lists["tools"] = dict.fromkeys("xbcd", "newest")
+            await server.notify("tools")
+
+        server.between_pages = change
+        server.lists["tools"] = dict.fromkeys("abcd", "new")
+        await server.notify("tools")
+        await until(lambda: "x" in mirror.tools)
+        following.cancel()
+        versions = [{name: tool.description for name, tool in each.tools.items()} for each in found]
+        allowed = [dict.fromkeys("abcd", "old"), dict.fromkeys("abcd", "new"), dict.fromkeys("bcdx", "newest")]
+        assert all(version in allowed for version in versions)
+        assert versions[-1] == allowed[-1]
+
+
+@pytest.mark.parametrize("era", ERAS)
+async def test_a_restarted_server_is_mirrored_again(era: str) -> None:
+    server = ScriptedServer()
+    server.lists["tools"]["before"] = ""
+    async with asyncio.timeout(DEADLINE), AsyncExitStack() as stack:
+        first = await stack.enter_async_context(AsyncExitStack())
+        running = await first.enter_async_context(server.serving())
+        port = address_of(running)[1]
+        mirror = await stack.enter_async_context(Mirror(Client(server.url(running), mode=ERAS[era]), timing=QUICK))
+        await current(mirror)
+        await first.aclose()
+        await current(mirror, "reconnecting")
+        assert mirror.status.stale_since is not None
+        assert list(mirror.tools) == ["before"]  # the last known lists
+        with pytest.raises(Disconnected, match="not connected"):
+            await mirror.call("before")
+        server.lists["tools"] = {"after": ""}
+        await stack.enter_async_context(server.serving(port))
+        await mirror.wait_for("after")
+        await current(mirror)
+        assert list(mirror.tools) == ["after"]
+
+
+async def test_a_process_that_ends_is_started_again(tmp_path: Path) -> None:
+    script = tmp_path / "server.py"
+    script.write_text(
+        "import os, sys\n"
+        "from mcp.server.mcpserver import MCPServer\n"
+        "server = MCPServer('p', log_level='CRITICAL')\n"
+        "server.tool(name=f'tool-{os.getpid()}')(lambda: os._exit(1))\n"
+        "server.run('stdio')\n"
+    )
+    async with asyncio.timeout(DEADLINE), Mirror([*forked_command(script)], timing=QUICK) as mirror:
+        (name,) = mirror.tools
+        with pytest.raises(Disconnected, match="may have run"):
+            await mirror.call(name)
+        await until(lambda: name not in mirror.tools)
+        assert len(mirror.tools) == 1
+
+
+async def test_a_resumed_list_is_not_fetched_again() -> None:
+    app = Live(plain_server()).http_app()
+    requests: list[str] = []
+
+    async def counting(scope: Any, receive: Any, send: Any) -> None:
+        requests.append(dict(scope.get("headers", ())).get(b"mcp-method", b"").decode())
+        await app(scope, receive, send)
+
+    async with asyncio.timeout(DEADLINE), AsyncExitStack() as stack:
+        port = free_port()
+        first = await stack.enter_async_context(AsyncExitStack())
+        await first.enter_async_context(run_uvicorn(counting, port=port))
+        target = f"http://127.0.0.1:{port}/mcp"
+        mirror = await stack.enter_async_context(Mirror(target, timing=QUICK))
+        await first.aclose()
+        await current(mirror, "reconnecting")
+        requests.clear()
+        app = Live(plain_server("meanwhile")).http_app()
+        await stack.enter_async_context(run_uvicorn(counting, port=port))
+        await mirror.wait_for("meanwhile")
+        await current(mirror)
+        assert requests.count("tools/list") == 1
+        assert "prompts/list" not in requests
+        assert "resources/list" not in requests
+
+
+class Recorder:
+    """A sleep that ends when the test says so, and that records how long it would have been."""
+
+    def __init__(self) -> None:
+        self.asked: list[float] = []
+        self.release = asyncio.Event()
+
+    async def __call__(self, seconds: float) -> None:
+        if seconds:
+            self.asked.append(seconds)
+            await self.release.wait()
+            self.release.clear()
+
+
+async def test_a_server_that_does_not_notify_is_polled_less_and_less() -> None:
+    server, sleep = ScriptedServer(listens=False), Recorder()
+    timing = Timing(min_interval=0, first_poll=10, longest_poll=20, sleep=sleep, random=lambda: 0.0)
+    async with asyncio.timeout(DEADLINE), Mirror(server.server, timing=timing) as mirror:
+        assert mirror.status.state == "polling"
+        await until(lambda: 20 in sleep.asked, action=sleep.release.set)
+        assert set(sleep.asked) == {10, 15, 20}
+        server.lists["tools"]["new"] = ""
+        await until(lambda: "new" in mirror.tools, action=sleep.release.set)
+
+
+async def test_ttl_is_the_time_between_two_polls() -> None:
+    server, sleep = ScriptedServer(listens=False, ttl=120), Recorder()
+    timing = Timing(min_interval=0, sleep=sleep, random=lambda: 0.0)
+    async with asyncio.timeout(DEADLINE), Mirror(server.server, timing=timing):
+        await until(lambda: 120 in sleep.asked, action=sleep.release.set)
+
+
+async def test_reconnects_wait_longer_and_longer_and_not_all_the_same_time() -> None:
+    chances = iter([0.0, 1.0] * 20)
+    timing = Timing(random=lambda: next(chances))
+    assert [timing.retry_delay(failures) for failures in range(8)] == [0.25, 1, 1, 4, 4, 15, 7.5, 15]
+
+
+async def test_the_first_connection_must_succeed() -> None:
+    with pytest.raises(Disconnected, match=r"http://127.0.0.1:\d+/mcp can't be reached"):
+        async with asyncio.timeout(DEADLINE), Mirror(f"http://127.0.0.1:{free_port()}/mcp"):
+            pytest.fail("there is no server")
+    with pytest.raises(Disconnected, match="no-such-command can't be reached"):
+        async with asyncio.timeout(DEADLINE), Mirror("no-such-command"):
+            pytest.fail("there is no such command")
+
+
+async def test_a_command_is_a_target() -> None:
+    program = "from tests.client.test_mirror import plain_server; plain_server().run('stdio')"
+    root = str(Path(__file__).parents[2])
+    command = [sys.executable, "-c", f"import sys; sys.path.insert(0, {root!r}); {program}"]
+    async with asyncio.timeout(DEADLINE), Mirror(command) as mirror:
+        assert list(mirror.tools) == ["add"]
+
+
+async def test_a_transport_that_fails_while_it_is_closed_does_not_keep_the_mirror_open() -> None:
+    server, clients = plain_server(), []
+
+    @asynccontextmanager
+    async def transport() -> AsyncIterator[Any]:
+        async with InMemoryTransport(server) as streams:
+            yield streams
+        raise RuntimeError("closed badly")
+
+    def make() -> Client:
+        clients.append(Client(transport(), mode="legacy"))
+        return clients[-1]
+
+    async with asyncio.timeout(DEADLINE):
+        async with Mirror(make, timing=QUICK) as mirror:
+            assert list(mirror.tools) == ["add"]
+            changes = mirror.changes()
+        assert [change async for change in changes] == []
+    assert mirror.status.state == "closed"
+    assert len(clients) == 1
+
+
+# Subscriptions and handlers
+
+
+@pytest.mark.parametrize("era", ERAS)
+async def test_a_handler_gets_the_subscribed_contents_only(era: str) -> None:
+    live = Live(plain_server())
+    async with asyncio.timeout(DEADLINE), run_uvicorn(live.http_app()) as server:
+        url = f"http://127.0.0.1:{address_of(server)[1]}/mcp"
+        async with Mirror(Client(url, mode=ERAS[era]), timing=QUICK) as mirror:
+            await until(lambda: mirror.status.state == "fresh")
+            updated: list[str] = []
+            mirror.set_notification_handler(
+                "notifications/resources/updated", lambda notification: updated.append(str(notification.params.uri))
+            )
+            await mirror.subscribe("plain://one")
+            await mirror.subscribe("plain://each/**")
+            live.resources.updated("plain://other")
+            live.resources.updated("plain://one")
+            await until(lambda: updated == ["plain://one"])
+            live.resources.updated("plain://each/x")
+            await until(lambda: updated[-1] == "plain://each/x")
+            await mirror.unsubscribe("plain://one")
+            assert mirror.subscribed == {"plain://each/**"}
+            live.resources.updated("plain://one")
+            live.resources.updated("plain://each/y")
+            await until(lambda: updated[-1] == "plain://each/y")
+            assert updated == ["plain://one", "plain://each/x", "plain://each/y"]
+
+
+async def test_notifications_without_a_subscription_are_dropped() -> None:
+    server = ScriptedServer()
+    async with asyncio.timeout(DEADLINE), mirroring(server) as (_, mirror):
+        updated: list[str] = []
+        mirror.set_notification_handler(
+            "notifications/resources/updated", lambda notification: updated.append(str(notification.params.uri))
+        )
+        await mirror.subscribe("a://b")
+
+        # A server that sends more than it was asked for: the stream is the right one, the URI is not.
+        for uri in ("a://other", "a://bc", "a://b/below", "a://b"):
+            await server.notify_content(uri)
+        await until(lambda: "a://b" in updated)
+        assert set(updated) <= {"a://b", "a://b/below"}
+
+
+async def test_a_handler_is_set_and_removed_per_method() -> None:
+    server = ScriptedServer()
+    async with asyncio.timeout(DEADLINE), mirroring(server) as (_, mirror):
+        got: list[str] = []
+
+        async def fail(notification: Any) -> None:
+            got.append(notification.method)
+            raise ValueError("a handler that fails does not stop the mirror")
+
+        mirror.set_notification_handler("notifications/tools/list_changed", fail)
+        await server.notify("prompts")
+        await server.notify("tools")
+        await until(lambda: got == ["notifications/tools/list_changed"])
+        mirror.set_notification_handler("notifications/tools/list_changed", None)
+        server.lists["tools"]["later"] = ""
+        await server.notify("tools")
+        await mirror.wait_for("later")
+        assert len(got) == 1
+
+
+@pytest.mark.parametrize(("kind", "era"), [("sdk", "legacy"), ("fastmcp", "modern")])
+async def test_a_subscription_is_refused_if_the_server_does_not_support_it(kind: str, era: str) -> None:
+    async with asyncio.timeout(DEADLINE), run_uvicorn(APPS[kind]()) as server:
+        url = f"http://127.0.0.1:{address_of(server)[1]}/mcp"
+        async with Mirror(Client(url, mode=ERAS[era]), timing=QUICK) as mirror:
+            with pytest.raises(NotSupported, match="does not support subscriptions to resources"):
+                await mirror.subscribe("plain://one")
+            assert mirror.subscribed == set()
+
+
+async def test_subscriptions_are_renewed_after_a_reconnect() -> None:
+    server = ScriptedServer()
+    async with asyncio.timeout(DEADLINE), mirroring(server) as (running, mirror):
+        updated: list[str] = []
+        mirror.set_notification_handler(
+            "notifications/resources/updated", lambda notification: updated.append(str(notification.params.uri))
+        )
+        await mirror.subscribe("a://b")
+        server.drop_connections(running)
+        await until(lambda: updated == ["a://b"])  # it may have changed meanwhile
+        await current(mirror)
+        await server.notify_content("a://b")
+        await until(lambda: updated == ["a://b", "a://b"])

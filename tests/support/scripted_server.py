@@ -1,0 +1,123 @@
+"""A low-level server of the SDK whose lists, pages and notifications a test controls.
+
+It changes nothing and sends nothing by itself. It counts the list requests that it gets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import mcp_types as types
+from mcp.server import Server
+from mcp.server.lowlevel.server import NotificationOptions
+from mcp.server.subscriptions import (
+    InMemorySubscriptionBus,
+    ListenHandler,
+    PromptsListChanged,
+    ResourcesListChanged,
+    ResourceUpdated,
+    ToolsListChanged,
+)
+
+from tests.support.uvicorn_server import address_of, run_uvicorn
+
+__all__ = ["ScriptedServer"]
+
+_EVENTS: dict[str, Any] = {"tools": ToolsListChanged, "prompts": PromptsListChanged, "resources": ResourcesListChanged}
+_SENDERS = {"tools": "send_tool_list_changed", "prompts": "send_prompt_list_changed"}
+_KEYS = {"tools": "name", "prompts": "name", "resources": "uri", "templates": "uriTemplate"}
+
+
+class _Server(Server[Any]):
+    """Announces the changes of its lists in both eras."""
+
+    def create_initialization_options(self, *_: Any, **__: Any) -> Any:
+        return super().create_initialization_options(NotificationOptions(True, True, True))
+
+
+class ScriptedServer:
+    def __init__(self, *, page_size: int = 1000, listens: bool = True, ttl: float = 0.0) -> None:
+        self.lists: dict[str, dict[str, str]] = {name: {} for name in _KEYS}
+        """The description of each item, by list and key."""
+        self.page_size = page_size
+        self.ttl = ttl
+        self.requests: Counter[str] = Counter()
+        self.between_pages: Callable[[str], Any] | None = None
+        """Called before each page after the first one, with the name of the list."""
+        self.release: asyncio.Event | None = None
+        """If set, list requests wait for it."""
+        self.bus = InMemorySubscriptionBus()
+        self.sessions: dict[str, Any] = {}
+        """The sessions of legacy clients that have listed something."""
+        handlers: dict[str, Any] = {"on_subscriptions_listen": ListenHandler(self.bus)} if listens else {}
+        make = _Server if listens else Server
+        templates = self._lister("templates", types.ListResourceTemplatesResult, "resourceTemplates")
+        self.server: Server[Any] = make(
+            "scripted",
+            on_list_tools=self._lister("tools", types.ListToolsResult, "tools"),
+            on_list_prompts=self._lister("prompts", types.ListPromptsResult, "prompts"),
+            on_list_resources=self._lister("resources", types.ListResourcesResult, "resources"),
+            on_list_resource_templates=templates,
+            on_call_tool=self._call,
+            **handlers,
+        )
+
+    def names(self, name: str) -> list[str]:
+        return sorted(self.lists[name])
+
+    async def notify(self, feature: str) -> None:
+        await self.bus.publish(_EVENTS[feature]())
+        for session in self.sessions.values():
+            await getattr(session, _SENDERS.get(feature, "send_resource_list_changed"))()
+
+    async def notify_content(self, uri: str) -> None:
+        await self.bus.publish(ResourceUpdated(uri=uri))
+
+    def _lister(self, name: str, result: Any, member: str) -> Any:
+        async def list_items(ctx: Any, params: types.PaginatedRequestParams | None) -> Any:
+            self.requests[name] += 1
+            if session_id := getattr(ctx.request, "headers", {}).get("mcp-session-id"):
+                self.sessions[session_id] = ctx.session
+            start = int(params.cursor) if params and params.cursor else 0
+            if self.release is not None:
+                await self.release.wait()
+            if start and self.between_pages is not None:
+                await self.between_pages(name)
+            # In the order of insertion, which is not that of the names.
+            items = [self._item(name, key, text) for key, text in self.lists[name].items()]
+            page: dict[str, Any] = {member: items[start : start + self.page_size]}
+            if start + self.page_size < len(items):
+                page["nextCursor"] = str(start + self.page_size)
+            if self.ttl:
+                page["ttlMs"] = int(self.ttl * 1000)
+            return result.model_validate(page)
+
+        return list_items
+
+    def _item(self, name: str, key: str, text: str) -> dict[str, Any]:
+        item = {_KEYS[name]: key, "name": key, "description": text}
+        return {**item, "inputSchema": {"type": "object"}} if name == "tools" else item
+
+    async def _call(self, ctx: Any, params: Any) -> types.CallToolResult:
+        return types.CallToolResult(content=[types.TextContent(text=f"{params.name} ran")])
+
+    @asynccontextmanager
+    async def serving(self, port: int = 0) -> AsyncIterator[Any]:
+        """Serve on HTTP; yield the uvicorn server."""
+        self.sessions.clear()
+        async with run_uvicorn(self.server.streamable_http_app(), port=port) as server:
+            yield server
+
+    @staticmethod
+    def url(server: Any) -> str:
+        return f"http://127.0.0.1:{address_of(server)[1]}/mcp"
+
+    @staticmethod
+    def drop_connections(server: Any) -> None:
+        """Close every connection without a last message."""
+        for connection in list(server.server_state.connections):
+            connection.transport.abort()
