@@ -29,6 +29,7 @@ def describe(**meta: Any) -> dict[str, str]:
         ("same://{a}", "data/{a}/{a}.txt", "data/x/x.txt", "same://x"),
         ("same://{a}", "data/{a}/{a}.txt", "data/x/y.txt", None),
         ("all://{+path}", "resources/{path}", "resources/a/b/c.txt", "all://a/b/c.txt"),
+        ("all://{+path}", "resources/{+path}", "resources/a/b.txt", "all://a/b.txt"),
         ("file:///resources/{name}.txt", None, "resources/one.txt", "file:///resources/one.txt"),
         ("file:///resources/{name}.txt", None, "resources/a/one.txt", None),
         ("docs://resources/{+path}", None, "resources/a/one.txt", "docs://resources/a/one.txt"),
@@ -79,6 +80,12 @@ def test_template_of_files_outside_is_a_problem(tmp_path: Path) -> None:
     assert get_problems(root) == [
         "resources/template.meta.json:1: the files of this template are outside the workspace"
     ]
+
+
+def test_variable_of_a_path_that_the_template_does_not_have_is_a_problem(tmp_path: Path) -> None:
+    write(tmp_path, describe(uriTemplate="log://{day}", path="logs/{dya}.txt"))
+    message = "{dya} is not a variable of the uriTemplate 'log://{day}'"
+    assert get_problems(tmp_path) == [f"resources/template.meta.json:1: {message}"]
 
 
 async def test_mime_type_is_that_of_the_file_unless_the_template_has_one(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ _MAX_FILES = 10_000
 _TIME_RESOLUTION = 2.0
 """Seconds in which two edits may leave the same change time, on any file system."""
 
-_VARIABLE = re.compile(r"\{(\w+)\}")
+_VARIABLE = re.compile(r"\{\+?(\w+)\}")
 
 
 class FileTemplate(ResourceTemplate):
@@ -160,6 +160,9 @@ def make_template(root: Path, settings: Settings, meta: dict[str, Any], meta_pat
         raise InvalidFile(meta_path, f"uriTemplate: {error}") from None
     if not parsed.variables:
         raise InvalidFile(meta_path, f"uriTemplate {text!r} has no variable; use uri instead")
+    for name in re.findall(r"\{\+?(.*?)\}", str(meta.get("path") or "")):
+        if name not in parsed.variable_names:
+            raise invalid_field(meta_path, "path", f"{{{name}}} is not a variable of the uriTemplate {text!r}")
     try:
         template = FileTemplate(
             root=root,
