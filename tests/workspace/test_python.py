@@ -88,6 +88,18 @@ async def test_other_files_are_loaded_if_one_exits_or_never_ends(
         assert await call(client, "stays") == {"result": 1}
 
 
+async def test_server_continues_whatever_a_tool_raises(tmp_path: Path) -> None:
+    raising = "class Skipped(BaseException): pass\ndef skips() -> int:\n    raise Skipped('why')\n"
+    cancelling = (
+        "import asyncio\nasync def awaits() -> int:\n"
+        "    task = asyncio.ensure_future(asyncio.sleep(60))\n    task.cancel()\n    return await task\n"
+    )
+    write(tmp_path, {"tools/raising.py": raising, "tools/cancelling.py": cancelling})
+    async with serve(tmp_path) as (client, _):
+        assert await call(client, "skips") == "skips ended with Skipped('why')"
+        assert await call(client, "awaits") == "awaits ended with CancelledError()"
+
+
 async def test_slow_file_delays_no_other_file_and_is_loaded_when_it_is_ready(tmp_path: Path) -> None:
     may_end = tmp_path / "may_end"
     slow = (

@@ -6,6 +6,7 @@ with `_`; all tools of a folder share them. Tidings does not close the threads a
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import inspect
 import sys
@@ -48,14 +49,24 @@ class PythonTool(Tool):
     async def run(self, arguments: dict[str, Any], context: Any, convert_result: bool = False) -> Any:
         try:
             return await super().run(arguments, context, convert_result=convert_result)
-        except (SystemExit, KeyboardInterrupt) as error:  # the server must continue
-            raise ToolError(f"{self.name} ended with {error!r}") from None
         except UnexpectedToolError as error:
             raise UnexpectedToolError(f"{self.name}: {_describe(error.__cause__ or error)}") from error.__cause__
         except ToolError as error:
             if not isinstance(error.__cause__, ValidationError):
                 raise
             raise ToolError(f"{self.name}: {_describe(error.__cause__)}") from error.__cause__
+        except (Exception, GeneratorExit):
+            raise
+        except BaseException as error:  # for example SystemExit: the server must continue
+            if isinstance(error, asyncio.CancelledError) and _is_cancelled():
+                raise
+            raise ToolError(f"{self.name} ended with {error!r}") from None
+
+
+def _is_cancelled() -> bool:
+    """Return whether the present call is cancelled. A tool may raise `CancelledError` for a task of its own."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def _describe(error: BaseException) -> str:
