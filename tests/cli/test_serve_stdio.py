@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.command import DEADLINE, GRACE, HELLO, INITIALIZE, replace_file, start_command, tidings
+from tests.support.command import DEADLINE, GRACE, HELLO, INITIALIZE, TIDINGS, replace_file, start_command, tidings
+from tests.support.forking import forked_command
 from tests.support.messages import modern_message
 from tidings.cli.logs import LogFormat, LogLevel, LogOptions
 from tidings.cli.serve_stdio import StdioOptions, parse_arguments
@@ -133,6 +134,22 @@ async def test_stdout_contains_only_protocol_messages(board: Path) -> None:
         log = (await process.stderr.read()).decode()
         assert "noise" in log
         assert "tool hi added" in log
+
+
+def test_thread_of_a_tool_does_not_keep_the_process(board: Path) -> None:
+    source = "import threading\ndef start() -> str:\n    threading.Thread(target=threading.Event().wait).start()\n"
+    (board / "tools" / "threads.py").write_text(source + '    return "started"\n')
+    call = {"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": {"name": "start", "arguments": {}}}
+    requests = [INITIALIZE, {"jsonrpc": "2.0", "method": "notifications/initialized"}, call]
+    result = subprocess.run(
+        forked_command(TIDINGS, "serve", board, "--stdio"),
+        input="".join(f"{json.dumps(request)}\n" for request in requests),
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        timeout=GRACE,
+    )
+    assert "started" in result.stdout
 
 
 def test_the_variable_of_mcp_bash_names_the_folder(board: Path, monkeypatch: pytest.MonkeyPatch) -> None:

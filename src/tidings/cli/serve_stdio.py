@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -12,6 +13,7 @@ from tidings.cli.folder import PROJECT_VARIABLE, open_workspace
 from tidings.cli.logs import LogFormat, LogLevel, LogOptions, set_up_logging
 from tidings.cli.state import choose_state_file, open_store
 from tidings.server.garbage_collection import without_gc
+from tidings.server.process_exit import exit_process
 from tidings.workspace import DEFAULT_POLL
 
 if TYPE_CHECKING:
@@ -19,6 +21,9 @@ if TYPE_CHECKING:
     from tidings.workspace.source import Workspace
 
 __all__ = ["StdioOptions", "accept_commands", "make_live", "parse_arguments", "serve_stdio"]
+
+_EXIT_TIMEOUT = 1.0
+"""Seconds after the end of serving until the process exits."""
 
 
 class StdioOptions(NamedTuple):
@@ -82,6 +87,10 @@ def serve_stdio(options: StdioOptions) -> None:
         accept_commands(live, workspace, options.state),
     ):
         live.run("stdio")
+    # A thread that a Python tool has started and not ended would keep the process.
+    timer = threading.Timer(_EXIT_TIMEOUT, exit_process, [0])
+    timer.daemon = True
+    timer.start()
 
 
 def accept_commands(live: Live, workspace: Workspace, state: str | None) -> AbstractContextManager[None]:
