@@ -215,13 +215,14 @@ async def test_legacy_session_has_the_rights_of_the_token_that_opened_its_stream
     def authorize(principal: Principal | None, topic: Topic) -> bool:
         return topic is not Feature.TOOLS or (principal is not None and "admin" in principal.scopes)
 
-    async with serving(authorize=authorize, policy=Policy(authorize_interval=0.01)) as board:
+    async with serving(authorize=authorize) as board:
         board.verifier.scopes = ["read", "admin"]
         session = await board.legacy("ada")
-        assert board.live.hub.subscribers("tools")
+        board.live.tools.add(steady, name="withheld")
+        board.live.prompts.add(steady, name="shown")
         board.verifier.scopes = ["read"]
-        async with session.stream():
-            await until(lambda: not board.live.hub.subscribers("tools"))
+        async with session.stream() as stream:
+            assert (await stream.received()).summary == "prompts added shown"
 
 
 async def test_authorize_is_not_called_again_with_an_interval_of_0() -> None:

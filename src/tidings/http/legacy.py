@@ -133,10 +133,10 @@ class HttpSession:
                 logger.warning("a legacy session can't be told of what it missed: %s", error)
         self._wake(was_absent=True)
 
-    def renew_authorization(self, principal: Principal | None) -> None:
+    async def renew_authorization(self, principal: Principal | None) -> None:
         """Use the rights of the token that opened a stream, which may be another one than that of the handshake."""
         if self.subscriber is not None and self._prepared is not None:
-            self._prepared.renew_authorization(self.subscriber, principal)
+            await self._prepared.renew_authorization(self.subscriber, principal)
 
     def find_event(self, event_id: bytes) -> int | None:
         """Return the number of the event that a `Last-Event-ID` names, if it is one of this session."""
@@ -247,8 +247,8 @@ class LegacyStreams:
                 if self.subscriptions.is_stopping:
                     end.requested.set()
                 principal = principal_of(scope.get("user"))
+                await session.renew_authorization(principal)
                 self.subscriptions.authorized_streams.add(end, principal)
-                session.renew_authorization(principal)
                 session.attach(response, is_resumed=is_resumed, read=read)
                 response.write_directly = direct_writer(scope, response.request)
                 response.watch_connection(lambda reason: end.requested.set())

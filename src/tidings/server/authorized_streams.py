@@ -83,11 +83,12 @@ class AuthorizedStreams:
         while interval and self._authorization.is_restricted:
             await asyncio.sleep(interval)
             for subscriber in self._hub:
-                await self._check(subscriber)
+                await self.check(subscriber)
                 await asyncio.sleep(0)  # there may be thousands, and a synchronous `authorize` does not yield
 
-    async def _check(self, subscriber: Subscriber) -> None:
-        """Call `authorize` for all topics of one subscriber. If it refuses one, end the stream."""
+    async def check(self, subscriber: Subscriber) -> None:
+        """Call `authorize` for all topics of one subscriber. If it refuses one, end the stream, or for a legacy session
+        the subscription to that topic."""
         if not isinstance(subscriber.is_authorized, MayWatch):
             return  # not a client
         allowed = set(await self._authorization.filter(subscriber.is_authorized.principal, subscriber.watched))

@@ -357,10 +357,14 @@ class PreparedSubscription:
             self.slot.release()
             raise
 
-    def renew_authorization(self, subscriber: Subscriber, principal: Principal | None) -> None:
-        """Use the rights of the present token of a legacy session."""
+    async def renew_authorization(self, subscriber: Subscriber, principal: Principal | None) -> None:
+        """Use the rights of the present token of a legacy session. If it is another principal, or has other scopes, end
+        the subscriptions that `authorize` refuses."""
+        is_changed = principal != self.principal
         self.principal = principal
         self.is_authorized = subscriber.is_authorized = self._subscriptions.authorization.predicate(principal)
+        if is_changed:
+            await self._subscriptions.authorized_streams.check(subscriber)
 
     def notify_again(self, subscriber: Subscriber, told: Mapping[Topic, Version | None], uris: Iterable[str]) -> None:
         """Notify the subscriber of a legacy session again of what its client has not read.
