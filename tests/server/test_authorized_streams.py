@@ -253,3 +253,15 @@ async def test_calls_of_authorize_for_many_streams_do_not_block_the_event_loop()
             await asyncio.sleep(0)
     checks.cancel()
     assert max(calls.values()) == 1
+
+
+async def test_topic_that_is_added_while_authorize_is_called_again_is_not_refused() -> None:
+    async def authorize(principal: Principal | None, topic: Topic) -> bool:
+        live.hub.subscribe(subscriber, uris=["board://new"])
+        return True
+
+    live = Live(MCPServer("board"), authorize=authorize)
+    subscriber = live.hub.subscribe(live.hub.open(print), "tools")
+    subscriber.is_authorized = live.subscriptions.authorization.predicate(Principal("ada"))
+    await live.subscriptions.authorized_streams.check(subscriber)
+    assert set(subscriber.watched) == {Feature.TOOLS, "board://new"}

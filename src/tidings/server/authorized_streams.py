@@ -91,8 +91,9 @@ class AuthorizedStreams:
         the subscription to that topic."""
         if not isinstance(subscriber.is_authorized, MayWatch):
             return  # not a client
-        allowed = set(await self._authorization.filter(subscriber.is_authorized.principal, subscriber.watched))
-        refused = [topic for topic in subscriber.watched if topic not in allowed]
+        watched = list(subscriber.watched)  # the client may add others meanwhile
+        allowed = set(await self._authorization.filter(subscriber.is_authorized.principal, watched))
+        refused = [topic for topic in watched if topic not in allowed]
         if not refused or subscriber.is_closed:
             return
         logger.info("%s may no longer watch %s", subscriber.label, ", ".join(map(topic_name, refused[:3])))
