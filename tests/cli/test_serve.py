@@ -148,16 +148,19 @@ def test_state_file_in_a_missing_folder_is_refused(board: Path, tmp_path: Path) 
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the kernel shows environments only on Linux")
-async def test_token_is_not_in_the_environment_that_the_kernel_shows(board: Path) -> None:
-    command = (sys.executable, "-m", "tidings", "serve", board, "--port", 0, "--quiet", "--json")
+@pytest.mark.parametrize("options", [["--port", "0", "--quiet", "--json"], ["--stdio"]], ids=["http", "stdio"])
+async def test_token_is_not_in_the_environment_that_the_kernel_shows(board: Path, options: list[str]) -> None:
+    command = (sys.executable, "-m", "tidings", "serve", board, *options)
     env = {"TIDINGS_AUTH_TOKEN": TOKEN, "TIDINGS_OTHER": "kept"}
-    async with asyncio.timeout(DEADLINE), start_process(*command, env=env) as process:
-        url = json.loads(await process.stdout.readline())["url"]
+    async with asyncio.timeout(DEADLINE), start_process(*command, env=env, stdin=subprocess.PIPE) as process:
+        process.stdin.write(json.dumps(INITIALIZE).encode() + b"\n")  # HTTP ignores it
+        first = json.loads(await process.stdout.readline())
         environment = await asyncio.to_thread(Path(f"/proc/{process.pid}/environ").read_bytes)
         assert TOKEN.encode() not in environment
         assert b"TIDINGS_OTHER=kept" in environment
-        async with httpx2.AsyncClient(timeout=DEADLINE) as http:
-            assert (await http.post(url, json={})).status_code == 401
+        if "--stdio" not in options:
+            async with httpx2.AsyncClient(timeout=DEADLINE) as http:
+                assert (await http.post(first["url"], json={})).status_code == 401
 
 
 def bearer(token: str) -> dict[str, str]:

@@ -22,7 +22,17 @@ if TYPE_CHECKING:
     from mcp.server.mcpserver import MCPServer
     from mcp.server.transport_security import TransportSecuritySettings
 
-__all__ = ["allow_origins", "erase_variable", "make_security", "read_secret", "read_token", "require_token"]
+__all__ = [
+    "TOKEN_VARIABLE",
+    "allow_origins",
+    "erase_token_variable",
+    "make_security",
+    "read_secret",
+    "read_token",
+    "require_token",
+]
+
+TOKEN_VARIABLE = "TIDINGS_AUTH_TOKEN"
 
 
 def read_secret(name: str, file: Path) -> str:
@@ -43,19 +53,19 @@ def read_token(token: str | None, file: Path | None) -> str | None:
     return token
 
 
-def erase_variable(name: str) -> None:
-    """Remove a variable from the environment, and overwrite its value where the kernel shows it.
+def erase_token_variable() -> None:
+    """Remove the token from the environment, because no tool needs it.
 
     `os.environ.pop` alone leaves it in `/proc/PID/environ`, which the tools of the server can read."""
-    if name in os.environ and sys.platform.startswith("linux"):
+    if TOKEN_VARIABLE in os.environ and sys.platform.startswith("linux"):
         import ctypes
 
         getenv = ctypes.CDLL(None).getenv
         getenv.restype = ctypes.c_void_p
-        address = getenv(name.encode())
+        address = getenv(TOKEN_VARIABLE.encode())
         if address:
             ctypes.memset(address, 0, len(ctypes.string_at(address)))
-    os.environ.pop(name, None)
+    os.environ.pop(TOKEN_VARIABLE, None)
 
 
 class _TokenVerifier:

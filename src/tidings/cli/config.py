@@ -11,9 +11,10 @@ from typing import Annotated, Any
 
 import typer
 
+from tidings.cli.auth import TOKEN_VARIABLE
 from tidings.cli.command_line import absolute_command
 from tidings.cli.folder import check_folder
-from tidings.cli.options import TOKEN_VARIABLE, Folder
+from tidings.cli.options import Folder
 from tidings.cli.output import fail, print_json, print_stderr, print_stdout, toml_value
 
 __all__ = ["CLIENTS", "Client", "config"]

@@ -8,12 +8,11 @@ from typing import Annotated
 
 import typer
 
+from tidings.cli.auth import TOKEN_VARIABLE
 from tidings.cli.folder import PROJECT_VARIABLE
 from tidings.cli.output import fail
 
-__all__ = ["TOKEN_VARIABLE", "Folder", "Target", "Token", "TokenFile", "is_url"]
-
-TOKEN_VARIABLE = "TIDINGS_AUTH_TOKEN"
+__all__ = ["Folder", "Target", "Token", "TokenFile", "is_url"]
 
 # `readable=False`: Tidings reports an unreadable path itself, in one line.
 Folder = Annotated[

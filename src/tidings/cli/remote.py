@@ -21,7 +21,7 @@ from mcp.shared.exceptions import MCPError
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import RootModel
 
-from tidings.cli.options import TOKEN_VARIABLE
+from tidings.cli.auth import TOKEN_VARIABLE
 from tidings.core.redact import one_line
 from tidings.errors import TidingsError
 from tidings.server.process_exit import exit_process

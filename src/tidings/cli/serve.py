@@ -23,7 +23,7 @@ from tidings.cli import auth
 from tidings.cli.command_line import shell_command
 from tidings.cli.folder import check_workspace, open_workspace
 from tidings.cli.logs import LogFormat, LogLevel, LogOptions, set_up_logging
-from tidings.cli.options import TOKEN_VARIABLE, Folder, Token, TokenFile
+from tidings.cli.options import Folder, Token, TokenFile
 from tidings.cli.otlp import export_telemetry
 from tidings.cli.output import fail, pluralize, print_json_lines, print_stderr
 from tidings.cli.serve_stdio import StdioOptions, accept_commands, make_live, serve_stdio
@@ -136,13 +136,13 @@ def serve(
     if auth_token is not None and auth_token_file is not None and _get_source(context, "auth_token") != "ENVIRONMENT":
         fail("--auth-token and --auth-token-file exclude each other; give one of them")
     token = auth.read_token(auth_token, auth_token_file)
-    auth.erase_variable(TOKEN_VARIABLE)  # no tool needs it
+    auth.erase_token_variable()
     from tidings.http.local_addresses import is_local
 
     if not is_local(host) and token is None and not insecure:
         fail(
             f"other machines can reach {host}, and every caller runs the tools of the workspace. "
-            f"Give a token (--auth-token-file FILE, or {TOKEN_VARIABLE}), "
+            f"Give a token (--auth-token-file FILE, or {auth.TOKEN_VARIABLE}), "
             "or --insecure if something in front of the server checks the callers"
         )
     set_up_logging(logs)

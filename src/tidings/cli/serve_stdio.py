@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tidings.cli.auth import erase_token_variable
 from tidings.cli.folder import PROJECT_VARIABLE, open_workspace
 from tidings.cli.logs import LogFormat, LogLevel, LogOptions, set_up_logging
 from tidings.cli.state import choose_state_file, open_store
@@ -76,6 +77,7 @@ def parse_arguments(arguments: Sequence[str]) -> StdioOptions | None:
 
 def serve_stdio(options: StdioOptions) -> None:
     set_up_logging(options.logs)
+    erase_token_variable()
     workspace = open_workspace(options.folder, poll=options.poll)
     with without_gc():
         live = make_live(workspace, options.state)
