@@ -228,6 +228,20 @@ def test_other_files_beside_a_tool_are_ignored(tmp_path: Path) -> None:
     assert list_names(workspace, Feature.RESOURCES) == ["a.txt", "errors"]
 
 
+def test_link_to_itself_is_like_a_missing_file(tmp_path: Path) -> None:
+    template = '{"uriTemplate": "t://{name}", "path": "resources/a/{name}"}'
+    write(
+        tmp_path, {"tools/good.sh": SCRIPT, "resources/a.meta.json": '{"path": "a"}', "resources/t.meta.json": template}
+    )
+    for name in (".gitignore", "tidings.toml", "server.d", "tools/a.sh", "resources/a", "prompts"):
+        (tmp_path / name).symlink_to(Path(name).name)
+    workspace = Workspace(tmp_path)
+    assert list_names(workspace, Feature.TOOLS) == ["good"]
+    assert [str(problem) for problem in workspace.problems] == ["resources/a.meta.json: the file 'a' does not exist"]
+    (tmp_path / "resources" / "b").symlink_to("b")
+    workspace.rescan([str(tmp_path / "resources" / "b")])
+
+
 def test_packages_that_link_to_each_other_are_walked_once_per_link(tmp_path: Path) -> None:
     count = 14
     for number in range(count):

@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from tidings.workspace import TOP_LEVEL
-from tidings.workspace.reading import read_inside
+from tidings.workspace.reading import read_inside, resolve_links
 
 __all__ = [
     "IGNORE_FILES",
@@ -81,7 +81,7 @@ def walk(root: Path, below: str = "", *, top_level: frozenset[str] | None = TOP_
     rules = load_ignore_rules(root)
     start = root / below if below else root
     ancestors = frozenset(map(_identify, start.parents[: len(start.relative_to(root).parts)]))
-    target = start.resolve()
+    target = resolve_links(start)
     stack = [(start, ancestors, target != start)] if start.is_dir() and target.is_relative_to(root) else []
     while stack:
         folder, ancestors, is_linked = stack.pop()
@@ -99,7 +99,7 @@ def walk(root: Path, below: str = "", *, top_level: frozenset[str] | None = TOP_
             path = Path(entry.path)
             try:
                 is_link = entry.is_symlink()
-                if is_link and not path.resolve().is_relative_to(root):
+                if is_link and not resolve_links(path).is_relative_to(root):
                     continue
                 relative = path.relative_to(root).as_posix()
                 if entry.is_dir():
@@ -107,8 +107,8 @@ def walk(root: Path, below: str = "", *, top_level: frozenset[str] | None = TOP_
                         stack.append((path, ancestors, is_link or is_linked))
                 elif entry.is_file() and not rules(relative):
                     yield PurePosixPath(relative)
-            except (OSError, RuntimeError):
-                continue  # a dangling link, or a cycle of links
+            except OSError:
+                continue  # removed in the meantime
 
 
 class FileChecker:
@@ -129,22 +129,22 @@ class FileChecker:
             if not is_file or not self.resolve(path).is_relative_to(self._root):
                 return False
             return not self._rules(path.relative_to(self._root).as_posix())
-        except (OSError, RuntimeError):
-            return False  # removed, or a cycle of links
+        except OSError:
+            return False  # removed in the meantime
 
     def resolve(self, path: Path) -> Path:
         if path.is_symlink():
-            return path.resolve()
+            return resolve_links(path)
         folder = self._folders.get(path.parent)
         if folder is None:
-            folder = self._folders[path.parent] = path.parent.resolve()
+            folder = self._folders[path.parent] = resolve_links(path.parent)
         return folder / path.name
 
 
 def find_inside(root: Path, *candidates: Path) -> Path | None:
     """Return the first candidate that is a file inside the workspace, with links resolved."""
     for candidate in candidates:
-        path = candidate.resolve()
+        path = resolve_links(candidate)
         if path.is_file() and path.is_relative_to(root):
             return path
     return None

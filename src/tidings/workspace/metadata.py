@@ -23,7 +23,7 @@ import msgspec
 
 from tidings.workspace.files import find_inside
 from tidings.workspace.problems import InvalidFile
-from tidings.workspace.reading import open_inside, read_inside
+from tidings.workspace.reading import open_inside, read_inside, resolve_links
 
 __all__ = [
     "META_SUFFIX",
@@ -62,7 +62,7 @@ def require_inside(root: Path, path: Path | str, meta_path: Path) -> Path:
     folders = (meta_path.parent, root / meta_path.relative_to(root).parts[0], root)
     found = find_inside(root, *(folder / path for folder in folders))
     if found is None:
-        is_inside = (meta_path.parent / path).resolve().is_relative_to(root)
+        is_inside = resolve_links(meta_path.parent / path).is_relative_to(root)
         raise InvalidFile(
             meta_path, f"the file {str(path)!r} {'does not exist' if is_inside else 'is outside the workspace'}"
         )

@@ -13,13 +13,18 @@ import stat
 from io import BufferedReader
 from pathlib import Path
 
-__all__ = ["MAX_BYTES", "open_inside", "read_inside"]
+__all__ = ["MAX_BYTES", "open_inside", "read_inside", "resolve_links"]
 
 MAX_BYTES = 16 << 20
 """Bytes of a file that is read as a whole. Encoding and sending more would delay all other requests noticeably."""
 
 _FILE_FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
 _FOLDER_FLAGS = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0)
+
+
+def resolve_links(path: Path) -> Path:
+    """Resolve as `Path.resolve` does, except that it raises `RuntimeError` for a cycle of links before Python 3.13."""
+    return Path(os.path.realpath(path))
 
 
 def read_inside(root: Path, path: Path, max_bytes: int = MAX_BYTES) -> bytes:
@@ -38,7 +43,7 @@ def open_inside(root: Path, path: Path) -> BufferedReader:
     """Open a file inside `root` for reading.
 
     Raises `FileNotFoundError` if there is no such file, if it is outside `root`, or if it is not a regular file."""
-    resolved = path.resolve()
+    resolved = resolve_links(path)
     if not resolved.is_relative_to(root):
         raise FileNotFoundError(errno.ENOENT, "it is outside the workspace", str(path))
     try:

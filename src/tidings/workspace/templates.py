@@ -27,6 +27,7 @@ from pydantic import ValidationError
 from tidings.workspace.files import is_ignored, load_ignore_rules, read_state, walk
 from tidings.workspace.items import LoadedItem, make_item
 from tidings.workspace.problems import InvalidFile, invalid_field, invalid_model
+from tidings.workspace.reading import resolve_links
 from tidings.workspace.resources import FileResource, compute_etag, get_uri_path, guess_mime_type
 from tidings.workspace.settings import Settings
 
@@ -74,7 +75,7 @@ class FileTemplate(ResourceTemplate):
     def find_file(self, variables: dict[str, Any]) -> Path | None:
         """Return the file for the values of the variables; None if there is none that a client may read."""
         with suppress(OSError, ValueError):  # no file can have this name
-            target = (self.root / self._expand_path(variables)).resolve()
+            target = resolve_links(self.root / self._expand_path(variables))
             # Hidden files are not public: `.env` and `.tidings` contain secrets.
             relative = target.relative_to(self.root)
             if target.is_file() and not any(map(is_ignored, relative.parts)):
@@ -185,6 +186,6 @@ def make_template(root: Path, settings: Settings, meta: dict[str, Any], meta_pat
         )
     except ValidationError as error:
         raise invalid_model(meta_path, error) from None
-    if not template.folder.resolve().is_relative_to(root):
+    if not resolve_links(template.folder).is_relative_to(root):
         raise invalid_field(meta_path, "path", "the files of this template are outside the workspace")
     return make_item(template, etags=template.list_etags(), folder=template.folder)
