@@ -106,6 +106,7 @@ class Seen:
         start = thread_time()
         self._round += 1
         self.live.tools.update("note", description=f"The {self._round}th.")
+        self.live.bridge.publish_queued()  # now, and not at the end of this turn of the event loop
         if self._flush is not None:
             self._flush()
         taken = thread_time() - start
