@@ -239,7 +239,7 @@ def test_link_to_itself_is_like_a_missing_file(tmp_path: Path) -> None:
     assert list_names(workspace, Feature.TOOLS) == ["good"]
     assert [str(problem) for problem in workspace.problems] == ["resources/a.meta.json: the file 'a' does not exist"]
     (tmp_path / "resources" / "b").symlink_to("b")
-    workspace.rescan([str(tmp_path / "resources" / "b")])
+    workspace.rescan([tmp_path / "resources" / "b"])
 
 
 def test_packages_that_link_to_each_other_are_walked_once_per_link(tmp_path: Path) -> None:
