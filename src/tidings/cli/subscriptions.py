@@ -155,6 +155,7 @@ def _run_on_folder(folder: Path, action: Action, params: dict[str, Any], owner: 
         answer = manage_subscriptions(durables, request, is_running=False)
         after = {durable.key: durable for durable in durables.all()}
         for key in state.durables.keys() | after.keys():
+            # Not the others: restoring them marks those that were connected as interrupted.
             if key[1] == params["name"] and after.get(key) != state.durables.get(key):
                 batch.durables[key] = after.get(key)
         return answer
