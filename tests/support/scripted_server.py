@@ -53,7 +53,10 @@ class ScriptedServer:
         self.bus = InMemorySubscriptionBus()
         self.sessions: dict[str, Any] = {}
         """The sessions of legacy clients that have listed something."""
-        handlers: dict[str, Any] = {"on_subscriptions_listen": ListenHandler(self.bus)} if listens else {}
+        handlers: dict[str, Any] = {}
+        if listens:
+            handlers["on_subscriptions_listen"] = ListenHandler(self.bus)
+            handlers |= dict.fromkeys(("on_subscribe_resource", "on_unsubscribe_resource"), self._subscribe)
         make = _Server if listens else Server
         templates = self._lister("templates", types.ListResourceTemplatesResult, "resourceTemplates")
         self.server: Server[Any] = make(
@@ -75,7 +78,10 @@ class ScriptedServer:
             await getattr(session, _SENDERS.get(feature, "send_resource_list_changed"))()
 
     async def notify_content(self, uri: str) -> None:
+        """Notify of a content, in the legacy era also sessions that have not subscribed to it."""
         await self.bus.publish(ResourceUpdated(uri=uri))
+        for session in self.sessions.values():
+            await session.send_resource_updated(uri)
 
     def _lister(self, name: str, result: Any, member: str) -> Any:
         async def list_items(ctx: Any, params: types.PaginatedRequestParams | None) -> Any:
@@ -101,6 +107,9 @@ class ScriptedServer:
     def _item(self, name: str, key: str, text: str) -> dict[str, Any]:
         item = {_KEYS[name]: key, "name": key, "description": text}
         return {**item, "inputSchema": {"type": "object"}} if name == "tools" else item
+
+    async def _subscribe(self, ctx: Any, params: Any) -> types.EmptyResult:
+        return types.EmptyResult()
 
     async def _call(self, ctx: Any, params: Any) -> types.CallToolResult:
         return types.CallToolResult(content=[types.TextContent(text=f"{params.name} ran")])
