@@ -64,13 +64,14 @@ def lists(mirror: Mirror) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("era", ERAS)
-async def test_the_mirror_equals_the_server_after_each_round(era: str, seed: int) -> None:
+@pytest.mark.parametrize("live", [True, False], ids=["tidings", "sdk"])
+async def test_the_mirror_equals_the_server_after_each_round(live: bool, era: str, seed: int) -> None:
     chance = random.Random(seed)
     server = ScriptedServer(page_size=3)
     chaos = Chaos(server, chance)
     async with asyncio.timeout(4 * DEADLINE), AsyncExitStack() as outer:
         life = await outer.enter_async_context(AsyncExitStack())
-        running = await life.enter_async_context(server.serving())
+        running = await life.enter_async_context(server.serving(live=live))
         port = address_of(running)[1]
         target = Client(server.url(running), mode=ERAS[era])
         mirror = await outer.enter_async_context(Mirror(target, timing=QUICK))
@@ -85,7 +86,7 @@ async def test_the_mirror_equals_the_server_after_each_round(era: str, seed: int
                     await life.aclose()
                     await chaos.step()
                     life = await outer.enter_async_context(AsyncExitStack())
-                    running = await life.enter_async_context(server.serving(port))
+                    running = await life.enter_async_context(server.serving(port, live=live))
             server.between_pages = None
             await chaos.notify()
             await until(lambda: lists(mirror) == server.lists)

@@ -24,6 +24,7 @@ from mcp.server.subscriptions import (
 )
 
 from tests.support.uvicorn_server import address_of, run_uvicorn
+from tidings import Live
 
 __all__ = ["ScriptedServer"]
 
@@ -50,16 +51,20 @@ class ScriptedServer:
         """Called before each page after the first one, with the name of the list."""
         self.release: asyncio.Event | None = None
         """If set, list requests wait for it."""
-        self.bus = InMemorySubscriptionBus()
         self.sessions: dict[str, Any] = {}
-        """The sessions of legacy clients that have listed something."""
+        """The sessions of legacy clients that have listed something, by id."""
+        self._listens = listens
+        self.bus = InMemorySubscriptionBus()
+        self.server = self._make_server()
+
+    def _make_server(self) -> Server[Any]:
         handlers: dict[str, Any] = {}
-        if listens:
+        if self._listens:
             handlers["on_subscriptions_listen"] = ListenHandler(self.bus)
             handlers |= dict.fromkeys(("on_subscribe_resource", "on_unsubscribe_resource"), self._subscribe)
-        make = _Server if listens else Server
+        make = _Server if self._listens else Server
         templates = self._lister("templates", types.ListResourceTemplatesResult, "resourceTemplates")
-        self.server: Server[Any] = make(
+        return make(
             "scripted",
             on_list_tools=self._lister("tools", types.ListToolsResult, "tools"),
             on_list_prompts=self._lister("prompts", types.ListPromptsResult, "prompts"),
@@ -115,10 +120,14 @@ class ScriptedServer:
         return types.CallToolResult(content=[types.TextContent(text=f"{params.name} ran")])
 
     @asynccontextmanager
-    async def serving(self, port: int = 0) -> AsyncIterator[Any]:
-        """Serve on HTTP; yield the uvicorn server."""
+    async def serving(self, port: int = 0, *, live: bool = False) -> AsyncIterator[Any]:
+        """Serve on HTTP, with Tidings if `live`; yield the uvicorn server."""
         self.sessions.clear()
-        async with run_uvicorn(self.server.streamable_http_app(), port=port) as server:
+        self.bus = InMemorySubscriptionBus()
+        self.server = self._make_server()
+        app = Live(self.server).http_app() if live else self.server.streamable_http_app()
+        # With this parser no stream of Tidings is parked, so `drop_connections` finds them all.
+        async with run_uvicorn(app, port=port, http="h11") as server:
             yield server
 
     @staticmethod
@@ -129,4 +138,6 @@ class ScriptedServer:
     def drop_connections(server: Any) -> None:
         """Close every connection without a last message."""
         for connection in list(server.server_state.connections):
-            connection.transport.abort()
+            # Tidings puts an object of its own in the place of a protocol whose response is a stream.
+            transport = connection.transport if hasattr(connection, "transport") else connection._transport
+            transport.abort()
