@@ -14,9 +14,9 @@ from mcp.client import Client
 from mcp.server.mcpserver import MCPServer
 
 from tests.support.faults.wire import listen_request
-from tests.support.streams import connected, read_event, serving
+from tests.support.streams import SendMiddleware, connected, read_event, serving
 from tidings import Live, Notification
-from tidings.core.frames import FrameFormat, encode_frame
+from tidings.core.frames import FILTER_KEY, FrameFormat, encode_frame
 
 pytestmark = pytest.mark.anyio
 
@@ -112,6 +112,24 @@ async def test_subscriber_gets_no_earlier_change_of_its_first_turn() -> None:
         async with live.listen("tools") as changes:
             live.tools.add(hello, name="after")
             assert (await anext(changes)).key == "after"
+
+
+@pytest.mark.parametrize("options", [{}, {FILTER_KEY: {}}], ids=["cached", "own"])
+async def test_change_of_a_thread_right_after_the_acknowledgement_is_notified(options: dict[str, Any]) -> None:
+    class ChangingMiddleware(SendMiddleware):
+        """Lets a thread make a change after the acknowledgement was written, and before anything else happens."""
+
+        def change(self, message: Any) -> Any:
+            if b"acknowledged" in message.get("body", b""):
+                thread = threading.Thread(target=server.change, args=("new",))
+                thread.start()
+                thread.join()
+            return message
+
+    request = listen_request(1, meta=options)
+    async with serving(ChangingMiddleware) as server, connected(server, request) as (stream, _):
+        await read_event(stream)
+        assert (await read_event(stream))["params"]["tool"]["description"] == "new"
 
 
 async def test_stop_sends_the_changes_of_its_turn() -> None:

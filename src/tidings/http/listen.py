@@ -168,6 +168,7 @@ class ListenStreams:
         """Return the event that acknowledges a subscription.
 
         It is encoded once for all clients that listen to the same lists without options, until a list changes."""
+        prepared.publish_earlier()
         granted, end = prepared.granted, partial(stream.end, Reason.REPLACED)
         if granted.uris or prepared.options.uses_extension or prepared.expires_at is not None:
             return acknowledgement(granted.as_json(), prepared.acknowledge(end), stream.tag)

@@ -289,7 +289,7 @@ class PreparedSubscription:
 
         Take over the durable subscription before: see `connect`. A legacy session gets an acknowledgement only if it
         gave options, and keeps its durable subscription even if it watches no list, because it may add URIs."""
-        self._publish_earlier()
+        self.publish_earlier()
         if self.granted or is_session:
             self.connect(end)
         if is_session and not self.options.uses_extension:
@@ -329,7 +329,6 @@ class PreparedSubscription:
         It gets no notification before `hub.wake(subscriber)` unless it `is_ready`. With `merges_on_overflow`, too many
         pending contents become one change of the list instead of closing it. `confirms` says that the transport knows
         when a notification was received. With `announces`, it is notified of each list once."""
-        self._publish_earlier()
         options, granted, hub = self.options, self.granted, self._subscriptions.hub
         subscriber = hub.open(
             deliver,
@@ -379,7 +378,7 @@ class PreparedSubscription:
         """Let the subscriber of a legacy session watch one more URI; return the `_meta` of the response.
 
         Raise `InvalidPattern` or `LimitReached`, and then change nothing."""
-        self._publish_earlier()
+        self.publish_earlier()
         told, refetch = self._resume_uri(subscriber, uri)
         meta: dict[str, Any] = {CURSOR_KEY: self._subscriptions.cursor([uri], told)}
         if refetch:
@@ -403,8 +402,10 @@ class PreparedSubscription:
         if self._connection is not None:
             self._connection.save()
 
-    def _publish_earlier(self) -> None:
-        """Publish the earlier commits of this turn of the event loop: a new subscription must not get them."""
+    def publish_earlier(self) -> None:
+        """Publish the earlier commits of this turn of the event loop: a new subscription must not get them.
+
+        Not after the acknowledgement: it must get what another thread commits since then."""
         self._subscriptions.bridge.publish_queued()
 
     def _told(self, topics: list[Topic]) -> dict[Topic, Version | None] | None:
