@@ -344,6 +344,8 @@ class Mirror:
         failures = 0
         while True:
             error: BaseException | None = None
+            for state in self._states.values():
+                state.is_loaded = False
             try:
                 async with connect(
                     self._target, self._headers, self._cursor, self._receive, self._stream_changed
@@ -354,8 +356,7 @@ class Mirror:
                 error = _first(raised)
             if self._is_closed:
                 return  # a transport that fails while it is closed replaces the cancellation by its error
-            is_current = self._connection is not None and all(state.is_loaded for state in self._states.values())
-            self._connection, self._contents = None, None
+            is_current = all(state.is_loaded for state in self._states.values())
             self._reason = one_line(str(error) or type(error).__name__, 200)
             if not self._started.done():
                 self._started.set_exception(Disconnected(f"{self._name} can't be reached: {self._reason}"))
@@ -369,7 +370,7 @@ class Mirror:
         self._connection = connection
         for state in self._states.values():
             state.wake.clear()
-            state.is_loaded, state.poll = False, self._timing.first_poll
+            state.poll = self._timing.first_poll
         tasks: set[asyncio.Task[None]] = set()
         try:
             await self._ask_for_notifications(connection)
@@ -387,6 +388,7 @@ class Mirror:
             tasks.add(asyncio.create_task(self._watch_stream(connection)))
             await connection.lost.wait()
         finally:
+            self._connection = self._contents = None  # before the client is closed, which takes a while
             for task in tasks | self._streams:
                 task.cancel()
             await asyncio.gather(*tasks, *self._streams, return_exceptions=True)
