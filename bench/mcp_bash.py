@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -55,9 +56,11 @@ class Client:
         self._lines.put(b"")
 
     def send(self, message: dict[str, Any]) -> None:
+        """Send a message. If the server has ended, its requests count as unanswered."""
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({"jsonrpc": "2.0", **message}).encode() + b"\n")
-        self._process.stdin.flush()
+        with suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps({"jsonrpc": "2.0", **message}).encode() + b"\n")
+            self._process.stdin.flush()
 
     def request(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
         """Return the `result` or the `error` of a request."""
@@ -71,7 +74,7 @@ class Client:
                     self.send({"id": message["id"], "result": {"action": "accept", "content": content}})
                 elif message.get("id") == self._last_id:
                     return {key: message[key] for key in ("result", "error") if key in message}
-        except (queue.Empty, BrokenPipeError):
+        except queue.Empty:
             pass
         return UNANSWERED
 
