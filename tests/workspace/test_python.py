@@ -100,6 +100,15 @@ async def test_server_continues_whatever_a_tool_raises(tmp_path: Path) -> None:
         assert await call(client, "awaits") == "awaits ended with CancelledError()"
 
 
+async def test_result_that_cannot_be_encoded_is_a_tool_error(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        {"tools/names.py": "def names() -> str:\n    return b'\\xff.txt'.decode('utf-8', 'surrogateescape')\n"},
+    )
+    async with serve(tmp_path) as (client, _):
+        assert await call(client, "names") == "names: the result contains text that UTF-8 can't encode"
+
+
 async def test_slow_file_delays_no_other_file_and_is_loaded_when_it_is_ready(tmp_path: Path) -> None:
     may_end = tmp_path / "may_end"
     slow = (

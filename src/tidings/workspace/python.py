@@ -22,6 +22,7 @@ from mcp.server.mcpserver.exceptions import ToolError, UnexpectedToolError
 from mcp.server.mcpserver.tools.base import Tool
 from mcp_types import ToolAnnotations
 from pydantic import ValidationError
+from pydantic_core import PydanticSerializationError, to_json
 
 from tidings.workspace.files import read_state
 from tidings.workspace.items import LoadedItem, make_item
@@ -48,7 +49,12 @@ class PythonTool(Tool):
 
     async def run(self, arguments: dict[str, Any], context: Any, convert_result: bool = False) -> Any:
         try:
-            return await super().run(arguments, context, convert_result=convert_result)
+            result = await super().run(arguments, context, convert_result=convert_result)
+            if convert_result:
+                to_json(result)
+            return result
+        except PydanticSerializationError:  # for example a file name from `os.listdir` that is not UTF-8
+            raise ToolError(f"{self.name}: the result contains text that UTF-8 can't encode") from None
         except UnexpectedToolError as error:
             raise UnexpectedToolError(f"{self.name}: {_describe(error.__cause__ or error)}") from error.__cause__
         except ToolError as error:
