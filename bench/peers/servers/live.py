@@ -38,9 +38,11 @@ def build(tools: int) -> Live:
 
     async def change_to(version: int) -> None:
         live.tools.update(CHANGING, description=version_text(version))
+        await asyncio.sleep(0)  # the changes of one turn of the event loop would be one notification
 
     async def touch(uri: str) -> None:
         live.resources.updated(uri)
+        await asyncio.sleep(0)
 
     async def touch_many(count: int) -> str:
         for number in range(count):
