@@ -41,8 +41,11 @@ async def test_mistake_of_the_client_is_invalid_params(
     assert [record for record in caplog.records if record.levelno >= logging.ERROR or record.exc_info] == []
 
 
-async def test_long_list_comes_in_pages_and_files_may_change_in_between(tmp_path: Path) -> None:
-    write(tmp_path, {f"resources/{number:04}.txt": "" for number in range(2_500)})
+async def test_long_list_comes_in_pages_and_files_may_change_in_between(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tidings.workspace.requests._PAGE", 100)
+    write(tmp_path, {f"resources/{number:04}.txt": "" for number in range(250)})
     live = Live(workspace := Workspace(tmp_path))
     async with serve_http(live) as url, open_client(url, MODERN) as client:
         page = await client.request("resources/list")
@@ -54,8 +57,8 @@ async def test_long_list_comes_in_pages_and_files_may_change_in_between(tmp_path
             page = await client.request("resources/list", cursor=page["nextCursor"])
             sizes.append(len(page["resources"]))
             uris += [resource["uri"] for resource in page["resources"]]
-    assert sizes == [1_000, 1_000, 501]
-    assert uris == sorted(["tidings://errors", *(f"workspace:///{number:04}.txt" for number in range(2_500))])
+    assert sizes == [100, 100, 51]
+    assert uris == sorted(["tidings://errors", *(f"workspace:///{number:04}.txt" for number in range(250))])
 
 
 def test_lists_of_a_workspace_come_from_the_cache_unless_the_user_replaces_their_handler(tmp_path: Path) -> None:
