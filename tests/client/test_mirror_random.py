@@ -1,4 +1,4 @@
-"""Whatever happens to the server and the connection, the mirror equals the server in the end."""
+"""The mirror equals the server after random changes, restarts, and lost or late notifications."""
 
 from __future__ import annotations
 

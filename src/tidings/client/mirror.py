@@ -462,7 +462,7 @@ class Mirror:
                 connection.fail(ConnectionError("the stream of the session ended"))
 
     def _stream_changed(self, connection: Connection) -> None:
-        # What changed before the stream was open may not have been notified.
+        # The server may not have notified of changes before the stream was open.
         if connection is self._connection and connection.has_stream:
             for feature in Feature:
                 if connection.serves(feature):
