@@ -1,0 +1,1 @@
+"""Several processes or machines that serve one catalog."""
