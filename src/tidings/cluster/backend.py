@@ -71,5 +71,6 @@ class Backend(Protocol):
     async def write(self, writes: Sequence[Write]) -> None:
         """Write in the given order, and return when all are stored. Raise `Unavailable` if that is not certain."""
 
-    async def call(self, replica: str, request: bytes, on_progress: OnProgress, timeout: float) -> bytes:
+    # The timeout is a parameter because the handler on the other replica gets it too.
+    async def call(self, replica: str, request: bytes, on_progress: OnProgress, timeout: float) -> bytes:  # noqa: ASYNC109
         """Return the reply of another replica. Cancelling this cancels the handler there. Raise `CallFailed`."""
