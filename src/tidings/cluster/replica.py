@@ -15,6 +15,7 @@ import os
 import secrets
 import socket
 import threading
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -48,6 +49,10 @@ _LEASE = 3.0
 """Seconds after which the items of a replica that does not answer are removed. It renews its entry three times as
 often: one renewal that is late or lost has no effect."""
 
+_CLEAN_UP_DELAY = 60.0
+"""Seconds after which the items of a replica that is gone are removed from the table. A replica that was only paused for
+less has its items again with one write."""
+
 _LEAVE_TIMEOUT = 1.0
 """Seconds that the end of a server waits for the table."""
 
@@ -77,6 +82,8 @@ class Replica:
         self._applied = asyncio.Event()
         self._is_joined = False
         """Whether the entry of this replica was written, and has not expired since."""
+        self._dead: dict[str, float] = {}
+        """The replicas that are gone, and since when."""
         self._started = datetime.now(UTC).isoformat(timespec="seconds")
         own.follow(self._on_changes)
         server.middleware.append(ClusterMiddleware(backend, self.state, own, hub.catalog, reader))
@@ -97,6 +104,10 @@ class Replica:
         if change.is_unknown:
             return unknown_write(topic, split_digest(change.digest)[1])
         return item_write(self.id, topic, change.key, change.item, change.trace)
+
+    def count_reachable(self) -> int:
+        """Return the number of replicas that are alive; 0 if the cluster can't be reached."""
+        return 0 if self.lost_reason is not None else len(self.state.replicas)
 
     # On the event loop
 
@@ -154,7 +165,16 @@ class Replica:
             await asyncio.sleep(_LEASE / 3)
             if self._is_joined and self.lost_reason is None:
                 with suppress(Unavailable):
-                    await self._backend.write([replica_write(self.id, self._describe(), _LEASE)])
+                    await self._backend.write([replica_write(self.id, self._describe(), _LEASE), *self._clean_up()])
+
+    def _clean_up(self) -> list[Write]:
+        """Return the removals of the items of replicas that are gone for long. One replica does that for all."""
+        now, dead = time.monotonic(), self.state.dead_replicas()
+        self._dead = {replica: self._dead.get(replica, now) for replica in dead}
+        if self.id != min(self.state.replicas, default=None):
+            return []
+        due = [replica for replica, since in self._dead.items() if now - since >= _CLEAN_UP_DELAY]
+        return [write for replica in due for write in self.state.removals(replica)]
 
     def _describe(self) -> ReplicaInfo:
         digests = {feature.value: self._hub.catalog.items(feature).version.digest for feature in Feature}
@@ -242,7 +262,7 @@ class Replica:
     async def _handle_call(self, request: bytes, on_progress: OnProgress) -> bytes:
         raise NotImplementedError
 
-    async def wait_for_revision(self, revision: int) -> None:
+    async def catch_up(self, revision: int) -> None:
         """Wait until this replica has applied what a client has seen on another one, or a timeout is over."""
         with suppress(TimeoutError):
             async with asyncio.timeout(_CATCH_UP_TIMEOUT):
