@@ -20,10 +20,13 @@ from tidings.errors import TidingsError
 try:
     import nats.aio.client
     import nats.errors
+    from nats.aio.msg import Msg
 except ModuleNotFoundError as error:
     raise TidingsError("a cluster on NATS needs more packages: pip install 'tidings[nats]'") from error
 
-__all__ = ["Client", "Lost", "Options", "Refused", "connect", "request_json"]
+__all__ = ["Client", "Lost", "Msg", "NatsError", "Options", "Refused", "connect", "request_json"]
+
+NatsError = nats.errors.Error
 
 CONNECT_TIMEOUT = 2
 """Seconds for TCP, and for the first line of the server. The next attempt follows soon."""
@@ -98,7 +101,7 @@ class Client(nats.aio.client.Client):
 
     def _connect_command(self) -> bytes:
         if self.requires_tls and not self._server_info.get("tls_required"):
-            raise nats.errors.Error("the server does not use TLS; nothing secret was sent to it")
+            raise NatsError("the server does not use TLS; nothing secret was sent to it")
         return super()._connect_command()
 
     async def close_soon(self) -> None:
@@ -145,7 +148,7 @@ async def connect(options: Options, name: str, inbox: str, on_closed: Callable[[
             tls=options.tls,
             **more,
         )
-    except (nats.errors.Error, OSError, TimeoutError, TidingsError) as error:
+    except (NatsError, OSError, TimeoutError, TidingsError) as error:
         reason = client.last_error if isinstance(error, nats.errors.NoServersError) else error
         await client.close_soon()
         raise Lost(f"{', '.join(options.servers)}: {str(reason) or type(reason).__name__}") from error
