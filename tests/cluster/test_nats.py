@@ -269,7 +269,7 @@ async def test_credentials_with_the_permissions_of_one_server(tmp_path: Path) ->
         assert "Authorization Violation" in await reason_of(Nats(server.url))
         # Another server name is refused.
         other = Nats(server.url, credentials=path, prefix="other")
-        assert "NATS did not reply" in await reason_of(other)
+        assert "the NATS server denies" in await reason_of(other)
 
 
 @pytest.mark.parametrize(
