@@ -34,7 +34,7 @@ from tests.support.telemetry import RecordedTelemetry
 from tests.support.tokens import authentication
 from tests.support.uvicorn_server import address_of, run_uvicorn
 from tests.support.waiting import DEADLINE, until
-from tidings.cluster.backend import Backend, NotDelivered, OnProgress
+from tidings.cluster.backend import Backend, CallHandler, NotDelivered, OnProgress
 from tidings.cluster.calls import IDLE_TIMEOUT, forward, handle, is_forwarded
 from tidings.cluster.memory import MemoryBackend, MemoryTable
 from tidings.core.counts import Counts
@@ -87,6 +87,9 @@ class Replicas:
         async def handler(request: bytes, on_progress: OnProgress) -> bytes:
             return await handle(lowlevel, {}, request, on_progress)
 
+        return await self.add_handler(name, handler)
+
+    async def add_handler(self, name: str, handler: CallHandler) -> MemoryBackend:
         backend = self.backends[name] = self.table.backend()
         self.running[name] = asyncio.create_task(backend.run(NAME, name, Watcher(), handler))
         await asyncio.sleep(0)  # it connects in its first turn
@@ -431,6 +434,21 @@ async def test_a_call_without_progress_ends_with_an_error_after_the_timeout(mode
 
 
 @pytest.mark.anyio
+async def test_a_call_to_an_owner_that_has_stopped_to_work_ends_after_the_timeout() -> None:
+    async def freeze(request: bytes, on_progress: OnProgress) -> bytes:
+        await anyio.sleep_forever()
+        return b""
+
+    async with (
+        replicas(owner_server(), ["frozen", "owner"], idle_timeout=0.05) as (front, _, cluster),
+        Client(front) as client,
+    ):
+        await cluster.add_handler("frozen", freeze)
+        with pytest.raises(MCPError, match="tools/call 'who' runs on another replica, and was cancelled after"):
+            await client.call_tool("who", {})
+
+
+@pytest.mark.anyio
 async def test_progress_extends_the_timeout_also_without_a_token() -> None:
     owner = MCPServer[Any](NAME, log_level="CRITICAL")
     idle_timeout = 1.0
@@ -611,14 +629,12 @@ async def test_a_request_with_unknown_members_is_handled_and_an_unknown_version_
 @pytest.mark.anyio
 async def test_another_owner_is_called_if_the_first_refuses_the_call() -> None:
     async with replicas(owner_server(), owners=["newer", "owner"]) as (front, _, cluster), Client(front) as client:
-        newer = cluster.table.backend()
 
         async def refuse(request: bytes, on_progress: OnProgress) -> bytes:
             on_progress(b"not a message")
             return b'{"version": 2, "refusal": "too old", "new": 1}'
 
-        cluster.running["newer"] = asyncio.create_task(newer.run(NAME, "newer", Watcher(), refuse))
-        await asyncio.sleep(0)
+        await cluster.add_handler("newer", refuse)
         assert not (await client.call_tool("weather", {"city": "Bern", "days": []})).is_error
 
 
@@ -629,7 +645,6 @@ async def test_a_reply_that_cannot_be_decoded_is_an_error() -> None:
         async def reply(request: bytes, on_progress: OnProgress) -> bytes:
             return b"?"
 
-        cluster.running["newer"] = asyncio.create_task(cluster.table.backend().run(NAME, "newer", Watcher(), reply))
-        await asyncio.sleep(0)
+        await cluster.add_handler("newer", reply)
         with pytest.raises(MCPError, match="whose reply cannot be decoded"):
             await client.call_tool("weather", {"city": "Bern", "days": []})

@@ -181,7 +181,7 @@ async def _call(backend: Backend, owner: str, request: bytes, ctx: Ctx, idle_tim
         message = f"{_described(ctx)} was forwarded to another replica, which sent no reply. The call may have run"
         raise MCPError(INTERNAL_ERROR, message) from failure
     if reply is None:
-        raise MCPError(REQUEST_TIMEOUT, _timeout_message(_described(ctx), idle_timeout))
+        raise MCPError.from_error_data(_timeout_error(ctx, idle_timeout))
     try:
         return _Reply.model_validate_json(reply)
     except ValidationError as error:
@@ -204,13 +204,14 @@ async def _send_messages(receiver: anyio.abc.ObjectReceiveStream[bytes], session
             logger.debug("a message of another replica could not be sent to the client: %r", error)
 
 
-def _described(ctx: Ctx) -> str:
-    params = ctx.params or {}
-    return f"{ctx.method} {params.get('name', params.get('uri'))!r}"
+def _described(call: Ctx | _Request) -> str:
+    params = call.params or {}
+    return f"{call.method} {params.get('name', params.get('uri'))!r}"
 
 
-def _timeout_message(call: str, idle_timeout: float) -> str:
-    return f"{call} runs on another replica, and was cancelled after {idle_timeout:g} s without progress or a result"
+def _timeout_error(call: Ctx | _Request, idle_timeout: float) -> ErrorData:
+    text = f"runs on another replica, and was cancelled after {idle_timeout:g} s without progress or a result"
+    return ErrorData(code=REQUEST_TIMEOUT, message=f"{_described(call)} {text}")
 
 
 # The owner
@@ -227,7 +228,7 @@ async def handle(server: Server[Any], lifespan_state: Any, request: bytes, on_pr
         return _Reply(refusal="the request cannot be decoded").encode()
     if call.version != _VERSION:
         return _Reply(refusal=f"requests of version {call.version} are not known here").encode()
-    reply = _Reply(error=ErrorData(code=REQUEST_TIMEOUT, message=_timeout_message(call.method, call.idle_timeout)))
+    reply = _Reply(error=_timeout_error(call, call.idle_timeout))
     with anyio.CancelScope(deadline=anyio.current_time() + call.idle_timeout) as scope:
 
         def send(message: _Message) -> None:
@@ -238,7 +239,7 @@ async def handle(server: Server[Any], lifespan_state: Any, request: bytes, on_pr
     try:
         return reply.encode()
     except PydanticSerializationError as error:
-        logger.error("the result of %s cannot be encoded: %s", call.method, error)
+        logger.error("the result of %s cannot be encoded: %s", _described(call), error)
         return _Reply(error=ErrorData(code=INTERNAL_ERROR, message="Internal server error")).encode()
 
 
@@ -268,7 +269,7 @@ def _error_data(error: Exception, call: _Request) -> ErrorData:
         return modern_error_data(error)
     if (data := handler_exception_to_error_data(error)) is not None:
         return data
-    logger.error("the handler of %r failed", call.method, exc_info=error)
+    logger.error("%s failed", _described(call), exc_info=error)
     return ErrorData(code=0, message=str(error))
 
 
