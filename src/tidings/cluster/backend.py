@@ -18,6 +18,7 @@ __all__ = [
     "Entry",
     "NotDelivered",
     "OnProgress",
+    "TooLarge",
     "Unavailable",
     "Watcher",
     "Write",
@@ -26,6 +27,10 @@ __all__ = [
 
 class Unavailable(TidingsError):
     """The backend cannot be reached now, or refused a write. The message says why."""
+
+
+class TooLarge(Unavailable):
+    """A value is larger than the backend accepts. The message names key and size. None of the writes is stored."""
 
 
 class CallFailed(TidingsError):
@@ -64,7 +69,9 @@ class Watcher(Protocol):
         last write in the snapshot, or of the creation of an empty table."""
 
     def apply(self, entries: Sequence[Entry]) -> None:
-        """Apply writes that came after the snapshot, in order. The own writes of this replica come this way too."""
+        """Apply writes that came after the snapshot, in order. The own writes of this replica come this way too.
+
+        A write may be skipped if a later one of the same key follows."""
 
     def lose(self, reason: str) -> None:
         """Continue without the backend. `load` or `apply` follows when it is back."""

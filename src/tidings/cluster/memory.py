@@ -18,6 +18,7 @@ from tidings.cluster.backend import (
     Entry,
     NotDelivered,
     OnProgress,
+    TooLarge,
     Unavailable,
     Watcher,
     Write,
@@ -29,7 +30,9 @@ __all__ = ["MemoryBackend", "MemoryTable"]
 class MemoryTable:
     """A table that several `MemoryBackend` objects share. It belongs to one server; use another for another server."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_size: int = 1024 * 1024) -> None:
+        self.max_size = max_size
+        """The largest value in bytes. The default is about that of NATS."""
         self._lock = threading.RLock()
         self._epoch = uuid.uuid4().hex
         self._order = time.time_ns() // 1_000_000
@@ -184,6 +187,10 @@ class MemoryBackend:
     async def write(self, writes: Sequence[Write]) -> None:
         if self._connection is None or not self._reachable:
             raise Unavailable("the backend in memory is disconnected")
+        for key, value, _ in writes:
+            if value is not None and len(value) > self.table.max_size:
+                raise TooLarge(f"{key} has {len(value):,} bytes, more than the {self.table.max_size:,} of the table")
+        await asyncio.sleep(0)  # as every other backend, let other tasks run
         self.table._write(writes)
 
     async def call(self, replica: str, request: bytes, on_progress: OnProgress, timeout: float) -> bytes:  # noqa: ASYNC109 – as in the protocol
