@@ -177,8 +177,8 @@ async def _call(backend: Backend, owner: str, request: bytes, ctx: Ctx, idle_tim
     if isinstance(failure, NotDelivered):
         raise failure
     if failure is not None:
-        logger.warning("%s failed: %s", _described(ctx), failure)
-        message = f"{_described(ctx)} was forwarded to another replica, which sent no reply. The call may have run"
+        message = f"{_described(ctx)} was forwarded to another replica, and may have run, but has no result: {failure}"
+        logger.warning("%s", message)
         raise MCPError(INTERNAL_ERROR, message) from failure
     if reply is None:
         raise MCPError.from_error_data(_timeout_error(ctx, idle_timeout))
@@ -186,7 +186,7 @@ async def _call(backend: Backend, owner: str, request: bytes, ctx: Ctx, idle_tim
         return _Reply.model_validate_json(reply)
     except ValidationError as error:
         logger.error("the replica %s sent a reply to %s that cannot be decoded: %s", owner, _described(ctx), error)
-        message = f"{_described(ctx)} was forwarded to another replica, whose reply cannot be decoded. The call has run"
+        message = f"{_described(ctx)} has run on another replica, whose reply cannot be decoded"
         raise MCPError(INTERNAL_ERROR, message) from None
 
 
