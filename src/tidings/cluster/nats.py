@@ -12,7 +12,7 @@ import ssl
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from tidings.cluster.backend import CallFailed, CallHandler, Entry, OnProgress, Unavailable, Watcher, Write
+from tidings.cluster.backend import CallHandler, Entry, NotDelivered, OnProgress, Unavailable, Watcher, Write
 from tidings.cluster.nats_calls import Calls
 from tidings.cluster.nats_client import Client, Lost, Options, connect
 from tidings.cluster.nats_names import token as name_token
@@ -80,7 +80,7 @@ class Nats:
 
     async def call(self, replica: str, request: bytes, on_progress: OnProgress, timeout: float) -> bytes:  # noqa: ASYNC109 – as in the protocol
         if self._calls is None:
-            raise CallFailed(self._reason)
+            raise NotDelivered(self._reason)
         return await self._calls.call(replica, request, on_progress, timeout)
 
     async def _serve(self, name: str, replica: str, watcher: Watcher, handler: CallHandler) -> None:

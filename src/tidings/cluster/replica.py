@@ -24,6 +24,7 @@ from typing import Any
 from mcp.server import Server
 
 from tidings.cluster.backend import Backend, Entry, OnProgress, Unavailable, Write
+from tidings.cluster.calls import handle
 from tidings.cluster.middleware import ClusterMiddleware
 from tidings.cluster.shared_state import (
     ReplicaInfo,
@@ -50,8 +51,8 @@ _LEASE = 3.0
 often: one renewal that is late or lost has no effect."""
 
 _CLEAN_UP_DELAY = 60.0
-"""Seconds after which the items of a replica that is gone are removed from the table. A replica that was only paused for
-less has its items again with one write."""
+"""Seconds after which the items of a replica that is gone are removed from the table. A replica that was only paused
+needs one write to have its items again."""
 
 _LEAVE_TIMEOUT = 1.0
 """Seconds that the end of a server waits for the table."""
@@ -72,6 +73,7 @@ class Replica:
         self._own = own
         self._hub = hub
         self._bridge = bridge
+        self._reader = reader
         self.state = SharedState(hub.catalog, self.id)
         self.lost_reason: str | None = "it has not been reached yet"
         """Why the table can't be reached; None if it can."""
@@ -86,7 +88,7 @@ class Replica:
         """The replicas that are gone, and since when."""
         self._started = datetime.now(UTC).isoformat(timespec="seconds")
         own.follow(self._on_changes)
-        server.middleware.append(ClusterMiddleware(backend, self.state, own, hub.catalog, reader))
+        server.middleware.append(ClusterMiddleware(backend, self.state, own, hub, reader))
 
     # On any thread
 
@@ -260,7 +262,7 @@ class Replica:
         self._applied = asyncio.Event()
 
     async def _handle_call(self, request: bytes, on_progress: OnProgress) -> bytes:
-        raise NotImplementedError
+        return await handle(self._server, self._reader.lifespan, request, on_progress)
 
     async def catch_up(self, revision: int) -> None:
         """Wait until this replica has applied what a client has seen on another one, or a timeout is over."""

@@ -145,10 +145,15 @@ class SharedState:
         """Return the writes that remove the items of a replica from the table."""
         return [item_write(replica, feature, key, None) for feature, key in self._definitions.get(replica, ())]
 
-    def owned_templates(self) -> Iterable[str]:
+    def templates(self) -> list[str]:
         """Return the URI templates that other replicas serve."""
-        for replica in self.replicas.keys() - {self._replica}:
-            yield from (key for feature, key in self._definitions.get(replica, ()) if "{" in key)
+        others = sorted(self.replicas.keys() - {self._replica})
+        return [
+            key
+            for replica in others
+            for feature, key in self._definitions.get(replica, ())
+            if feature is Feature.RESOURCES and "{" in key
+        ]
 
     # Applying
 
