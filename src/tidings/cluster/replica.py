@@ -19,11 +19,12 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
+from importlib.metadata import version
 from typing import Any
 
 from mcp.server import Server
 
-from tidings.cluster.backend import Backend, Entry, OnProgress, Unavailable, Write
+from tidings.cluster.backend import Backend, Entry, OnProgress, TooLarge, Unavailable, Write
 from tidings.cluster.calls import handle
 from tidings.cluster.middleware import ClusterMiddleware
 from tidings.cluster.shared_state import (
@@ -82,6 +83,8 @@ class Replica:
         """The changes that are not written yet, by key."""
         self._has_work = asyncio.Event()
         self._applied = asyncio.Event()
+        self.is_running = False
+        """Whether it is connected, or tries to be."""
         self._is_joined = False
         """Whether the entry of this replica was written, and has not expired since."""
         self._dead: dict[str, float] = {}
@@ -124,6 +127,7 @@ class Replica:
 
     async def run(self) -> None:
         """Take part in the cluster until cancelled."""
+        self.is_running = True
         self._has_work.set()
         connection = asyncio.create_task(self._backend.run(self._server.name, self.id, self, self._handle_call))
         try:
@@ -135,6 +139,8 @@ class Replica:
                 async with asyncio.timeout(_LEAVE_TIMEOUT):
                     await self._backend.write([leave_write(self.id)])
             connection.cancel()
+            await asyncio.gather(connection, return_exceptions=True)
+            self.is_running = False
 
     async def _write_changes(self) -> None:
         while True:
@@ -145,7 +151,7 @@ class Replica:
             with self._lock:
                 writes, self._writes = self._writes, {}
             try:
-                await self._backend.write([write for write in writes.values() if not self.state.is_written(write)])
+                await self._write([write for write in writes.values() if not self.state.is_written(write)])
                 if not self._is_joined:
                     await self._join()
             except Unavailable as error:
@@ -157,6 +163,19 @@ class Replica:
                 else:
                     await asyncio.sleep(_LEASE / 3)
                     self._has_work.set()
+
+    async def _write(self, writes: Sequence[Write]) -> None:
+        """Write to the table. Leave out what is too large for it: only the clients of this replica see that."""
+        try:
+            await self._backend.write(writes)
+        except TooLarge:
+            for write in writes:
+                try:
+                    await self._backend.write([write])
+                except TooLarge as error:
+                    self._hub.counts.failures["items left out"] += 1
+                    logger.error("other replicas will not have an item: %s", error)
+                    self.state.apply_locally(write)
 
     async def _join(self) -> None:
         await self._backend.write([replica_write(self.id, self._describe(), _LEASE)])
@@ -184,6 +203,7 @@ class Replica:
             started=self._started,
             host=socket.gethostname(),
             pid=os.getpid(),
+            version=version("tidings"),
             digests=digests,
             applied=self.state.order,
             streams=len(self._hub),
