@@ -29,7 +29,7 @@ from mcp.shared.exceptions import MCPError
 from opentelemetry import trace
 from pydantic import BaseModel
 
-from tests.support.messages import LATEST_LEGACY, MODERN
+from tests.support.messages import ACCEPT_BOTH, LATEST_LEGACY, MODERN
 from tests.support.telemetry import RecordedTelemetry
 from tests.support.tokens import authentication
 from tests.support.uvicorn_server import address_of, run_uvicorn
@@ -605,6 +605,27 @@ async def test_a_modern_client_of_another_replica_can_be_asked() -> None:
         assert (await client.call_tool("paint", {})).structured_content == {"result": "blue"}
 
 
+@pytest.mark.anyio
+async def test_a_call_with_invalid_metadata_is_refused_as_by_the_sdk() -> None:
+    """The SDK's client cannot send it."""
+
+    async def outcome_of(server: MCPServer[Any]) -> Any:
+        params = {"name": "who", "_meta": [1]}
+        message = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
+        app = server.streamable_http_app(stateless_http=True, json_response=True)
+        async with run_uvicorn(app) as running, httpx2.AsyncClient(verify=False) as http:
+            url = f"http://127.0.0.1:{address_of(running)[1]}/mcp"
+            return (await http.post(url, json=message, headers=ACCEPT_BOTH, timeout=DEADLINE)).json()
+
+    owner = owner_server()
+    async with replicas(owner) as (front, forwarding, _):
+        forwarding.tracer = TracingObserver(Counts(), NAME)
+        forwarding.span = RecordedTelemetry().tracer.start_span("forwarding")
+        local = await outcome_of(owner)
+        assert local["error"]["code"] == types.INVALID_PARAMS
+        assert await outcome_of(front) == local
+
+
 # Other servers, other versions
 
 
@@ -660,7 +681,8 @@ async def test_a_request_with_unknown_members_is_handled_and_an_unknown_version_
 
     newer = await reply_to({**request, "new": 1, "client_info": {**request["client_info"], "new": 1}})
     assert newer["result"]["structuredContent"]["city"] == "Bern"
-    assert (await reply_to({**request, "version": 2}))["refusal"] == "requests of version 2 are not known here"
+    assert "version 2 " in (await reply_to({**request, "version": 2}))["refusal"]
+    assert "2030-01-01" in (await reply_to({**request, "protocol_version": "2030-01-01"}))["refusal"]
     assert not counts.failures
     assert (await reply_to([]))["refusal"] == "the request cannot be decoded"
     assert counts.failures["forwarding"] == 1
@@ -668,7 +690,7 @@ async def test_a_request_with_unknown_members_is_handled_and_an_unknown_version_
 
 @pytest.mark.anyio
 async def test_another_owner_is_called_if_the_first_refuses_the_call() -> None:
-    async with replicas(owner_server(), owners=["newer", "owner"]) as (front, _, cluster), Client(front) as client:
+    async with replicas(owner_server(), ["newer", "owner"]) as (front, forwarding, cluster), Client(front) as client:
 
         async def refuse(request: bytes, on_progress: OnProgress) -> bytes:
             on_progress(b"not a message")
@@ -676,12 +698,13 @@ async def test_another_owner_is_called_if_the_first_refuses_the_call() -> None:
 
         await cluster.add_handler("newer", refuse)
         assert not (await client.call_tool("weather", {"city": "Bern", "days": []})).is_error
+    assert forwarding.counts.failures["forwarding"] == 1  # the message that cannot be decoded
 
 
 @pytest.mark.anyio
 async def test_a_reply_that_cannot_be_decoded_is_an_error() -> None:
     async with (
-        replicas(owner_server(), owners=["newer", "owner"]) as (front, forwarding, cluster),
+        replicas(owner_server(), ["newer", "owner"]) as (front, forwarding, cluster),
         Client(front) as client,
     ):
 

@@ -29,7 +29,7 @@ from mcp.shared.jsonrpc_dispatcher import handler_exception_to_error_data
 from mcp.shared.message import ServerMessageMetadata
 from mcp.shared.transport_context import TransportContext
 from mcp_types import INTERNAL_ERROR, REQUEST_TIMEOUT, ClientCapabilities, ErrorData, Implementation
-from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+from mcp_types.version import KNOWN_PROTOCOL_VERSIONS, MODERN_PROTOCOL_VERSIONS
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticSerializationError
 from starlette.authentication import AuthCredentials
@@ -37,6 +37,7 @@ from starlette.requests import Request
 
 from tidings.cluster.backend import Backend, NotDelivered, OnProgress
 from tidings.core.counts import Counts
+from tidings.core.redact import redact_uri
 from tidings.core.tracer import Tracer
 from tidings.errors import TidingsError
 from tidings.server import internals
@@ -131,17 +132,13 @@ async def forward(
 
     A call that may have run is not repeated. Cancelling this cancels the handler of the owner. The handler is also
     cancelled if it sends neither progress nor a result for `idle_timeout` seconds."""
-    params = dict(ctx.params) if ctx.params is not None else None
-    if (trace := tracer.current_trace()) is not None:
-        meta = (params or {}).get("_meta") or {}
-        others = {key: value for key, value in meta.items() if key not in ("traceparent", "tracestate")}
-        params = {**(params or {}), "_meta": {**others, **trace}}
     client = ctx.session.client_params
-    token = get_access_token()
+    user = ctx.request.scope.get("user") if ctx.request is not None else None
+    token = user.access_token if isinstance(user, AuthenticatedUser) else get_access_token()
     assert ctx.request_id is not None  # a notification has no handler to call
     request = _Request(
         method=ctx.method,
-        params=params,
+        params=_with_trace(ctx.params, tracer.current_trace()),
         request_id=ctx.request_id,
         protocol_version=ctx.protocol_version,
         client_info=client.client_info if client is not None else None,
@@ -163,6 +160,15 @@ async def forward(
             raise MCPError.from_error_data(reply.error)
         return reply.result
     raise MCPError(INTERNAL_ERROR, f"{_described(ctx)} was not run: no replica that has it can be reached; try again")
+
+
+def _with_trace(params: Mapping[str, Any] | None, trace: Mapping[str, str] | None) -> dict[str, Any] | None:
+    """Return the params with the current trace instead of that of the client, which the current one continues."""
+    meta = (params or {}).get("_meta") or {}
+    if trace is None or not isinstance(meta, dict):  # the owner's SDK refuses the latter
+        return dict(params) if params is not None else None
+    others = {key: value for key, value in meta.items() if key not in ("traceparent", "tracestate")}
+    return {**(params or {}), "_meta": {**others, **trace}}
 
 
 async def _call(backend: Backend, owner: str, request: bytes, ctx: Ctx, counts: Counts, idle_timeout: float) -> _Reply:
@@ -222,8 +228,8 @@ async def _send_messages(
 
 
 def _described(call: Ctx | _Request) -> str:
-    params = call.params or {}
-    return f"{call.method} {params.get('name', params.get('uri'))!r}"
+    name, uri = (call.params or {}).get("name"), (call.params or {}).get("uri")
+    return f"{call.method} {redact_uri(uri) if isinstance(uri, str) else name!r}"
 
 
 def _timeout_error(call: Ctx | _Request, idle_timeout: float) -> ErrorData:
@@ -246,8 +252,9 @@ async def handle(
         counts.failures[_FAILURE] += 1
         logger.error("a call of another replica cannot be decoded: %s", error)
         return _Reply(refusal="the request cannot be decoded").encode()
-    if call.version != _VERSION:
-        return _Reply(refusal=f"requests of version {call.version} are not known here").encode()
+    if call.version != _VERSION or call.protocol_version not in KNOWN_PROTOCOL_VERSIONS:
+        versions = f"version {call.version} with protocol version {call.protocol_version}"
+        return _Reply(refusal=f"requests of {versions} are not known here").encode()
     reply = _Reply(error=_timeout_error(call, call.idle_timeout))
     with anyio.CancelScope(deadline=anyio.current_time() + call.idle_timeout) as scope:
 
