@@ -99,6 +99,7 @@ class EmbeddedNats:
             self._port = _wait_for_port(process, run / f"nats-server_{process.pid}.ports", log)
         except BaseException:
             self.kill()
+            self._stack.close()
             raise
 
     def stop(self) -> None:

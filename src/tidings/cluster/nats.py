@@ -53,7 +53,8 @@ class Nats:
         self._copies = copies
         self._table: Table | None = None
         self._calls: Calls | None = None
-        self._was_loaded = False
+        self._is_lost = False
+        self._old_consumers: set[str] = set()
         self._reason = "the cluster is not started"
         self.undecodable = 0
         """The messages that were skipped because they could not be decoded."""
@@ -61,22 +62,12 @@ class Nats:
     async def run(self, name: str, replica: str, watcher: Watcher, handler: CallHandler) -> None:
         loop = asyncio.get_running_loop()
         delay = FIRST_DELAY
-        is_lost = False
         while True:
             started = loop.time()
-            reason = ""
-            self._was_loaded = False
             try:
                 await self._serve(name, replica, watcher, handler)
             except Lost as error:
-                reason = str(error)
-            except Exception as error:  # such as one of nats-py or of the watcher; the next connection starts afresh
-                reason = f"{type(error).__name__}: {error}"
-                logger.exception("the connection to NATS ended unexpectedly")
-            if self._was_loaded or not is_lost:
-                is_lost = True
-                logger.warning("continuing without NATS: %s", reason)
-                watcher.lose(reason)
+                self._lose(watcher, str(error))
             if loop.time() - started > STABLE:
                 delay = FIRST_DELAY
             await asyncio.sleep(delay * random.uniform(0.5, 1))  # not all replicas at once
@@ -98,9 +89,9 @@ class Nats:
         server = name_token(name)
         subject = f"{self._prefix}.{server}"
         client = await connect(self._options, f"tidings {name} {replica}", f"{subject}.inbox", closed.set)
-        table = Table(client, f"{self._prefix}-{server}", self._copies, self._count_undecodable)
+        table = Table(client, f"{self._prefix}-{server}", self._copies, self._old_consumers, self._count_undecodable)
         calls = Calls(client, subject, replica, handler, self._count_undecodable)
-        reason = "this replica has left the cluster"
+        reason = None
         watching: asyncio.Task[None] | None = None
         try:
             _check_version(client)
@@ -115,22 +106,38 @@ class Nats:
             if not watching.done():
                 raise Lost(f"the connection to NATS was lost: {client.last_error or 'closed by the server'}")
             await watching
-        except Exception as error:
+        except Lost as error:
             reason = str(error)
-            raise
+        except Exception as error:  # such as one of nats-py or of the watcher; the next connection starts afresh
+            reason = f"{type(error).__name__}: {error}"
+            logger.exception("the connection to NATS ended unexpectedly")
         finally:
             self._table = self._calls = None
-            self._reason = f"NATS cannot be reached: {reason}"
+            if reason is None:
+                self._reason = text = "this replica has left the cluster"
+            else:
+                self._lose(watcher, reason)
+                text = self._reason
             if watching is not None:
                 watching.cancel()
                 await asyncio.gather(watching, return_exceptions=True)
-            await calls.close(reason)
-            await table.close(reason)
+            table.close(text)
+            await calls.close(text)
+            if reason is None:
+                await table.leave()
             await client.close_soon()
 
     def _set_loaded(self, table: Table) -> None:
         self._table = table
-        self._was_loaded = True
+        self._is_lost = False
+
+    def _lose(self, watcher: Watcher, reason: str) -> None:
+        """Report a loss, once until the table is loaded again."""
+        self._reason = f"NATS cannot be reached: {reason}"
+        if not self._is_lost:
+            self._is_lost = True
+            logger.warning("continuing without NATS: %s", reason)
+            watcher.lose(reason)
 
     def _count_undecodable(self) -> None:
         self.undecodable += 1

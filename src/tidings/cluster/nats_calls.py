@@ -10,11 +10,8 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-import nats.errors
-from nats.aio.msg import Msg
-
 from tidings.cluster.backend import CallFailed, CallHandler, NotDelivered, OnProgress
-from tidings.cluster.nats_client import Client
+from tidings.cluster.nats_client import Client, Msg, NatsError
 from tidings.cluster.nats_names import token
 
 __all__ = ["Calls"]
@@ -94,7 +91,7 @@ class Calls:
                         raise NotDelivered(f"the replica {replica} is gone")
         except TimeoutError:
             raise CallFailed(f"the replica {replica} did not reply within {timeout:g} s") from None
-        except nats.errors.Error as error:
+        except NatsError as error:
             raise CallFailed(f"the call to the replica {replica} was not sent: {error}") from error
         finally:
             del self._callers[reply]
@@ -174,7 +171,7 @@ class Calls:
     async def _try(self, publishing: Awaitable[None]) -> None:
         try:
             await publishing
-        except nats.errors.Error:
+        except NatsError:
             pass  # the connection is lost, or the progress is too large
 
 

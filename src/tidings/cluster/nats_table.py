@@ -14,11 +14,8 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
-import nats.errors
-from nats.aio.msg import Msg
-
 from tidings.cluster.backend import Entry, TooLarge, Unavailable, Watcher, Write
-from tidings.cluster.nats_client import Client, Lost, Refused, request_json
+from tidings.cluster.nats_client import Client, Lost, Msg, NatsError, Refused, request_json
 from tidings.cluster.nats_names import KEY_HEADER, SubjectError, decode_key, encode_key
 
 __all__ = ["Table"]
@@ -50,13 +47,17 @@ class _Message(NamedTuple):
 class Table:
     """Read and write the bucket over one connection, until that is lost. Then it is of no more use."""
 
-    def __init__(self, client: Client, bucket: str, copies: int, on_undecodable: Callable[[], None]) -> None:
+    def __init__(
+        self, client: Client, bucket: str, copies: int, old_consumers: set[str], on_undecodable: Callable[[], None]
+    ) -> None:
         self._client = client
         self._stream = f"KV_{bucket}"
         self._subject = f"$KV.{bucket}."
         self._copies = copies
         self._on_undecodable = on_undecodable
         self._inbox = client.new_inbox()
+        self._old_consumers = old_consumers
+        """Those of earlier connections that could not be deleted."""
         self._consumer: str | None = None
         self._lock = asyncio.Lock()
         self._acks: dict[str, asyncio.Future[str | None]] = {}
@@ -75,6 +76,8 @@ class Table:
         start = int(datetime.fromisoformat(created[:26].rstrip("Z") + "+00:00").timestamp() * 1000)
         last: int = stream["state"]["last_seq"]
         pending = await self._create_consumer()
+        for name in list(self._old_consumers):
+            await self._delete_consumer(name)
         snapshot: dict[str, Entry] | None = {}
         if pending == 0:
             watcher.load(created, [], start + last)
@@ -125,20 +128,25 @@ class Table:
                 await self._confirm(acks)
         except TimeoutError:
             raise Unavailable(f"NATS did not acknowledge a write within {ACK_TIMEOUT:g} s") from None
-        except nats.errors.Error as error:
+        except NatsError as error:
             raise Unavailable(f"a write was not sent to NATS: {error}") from error
 
-    async def close(self, reason: str) -> None:
-        """Fail the writes that wait, and delete the consumer if the connection still works."""
+    def close(self, reason: str) -> None:
+        """Fail the writes that wait. The next connection deletes the consumer."""
         self._broken = reason
         for ack in self._acks.values():
             if not ack.done():
                 ack.set_result(reason)
-        if self._consumer is not None and not self._client.is_closed:
+        if self._consumer is not None:
+            self._old_consumers.add(self._consumer)
+
+    async def leave(self) -> None:
+        """Delete the consumer, if the connection still works."""
+        if self._consumer is not None:
             try:
                 async with asyncio.timeout(1):
-                    await request_json(self._client, f"CONSUMER.DELETE.{self._stream}.{self._consumer}")
-            except (Lost, TimeoutError, nats.errors.Error, OSError):
+                    await self._delete_consumer(self._consumer)
+            except (Lost, TimeoutError, NatsError, OSError):
                 pass  # the server deletes it after CONSUMER_TTL
 
     async def _open_stream(self) -> dict[str, Any]:
@@ -210,6 +218,13 @@ class Table:
         )
         pending: int = reply["num_pending"]
         return pending
+
+    async def _delete_consumer(self, name: str) -> None:
+        try:
+            await request_json(self._client, f"CONSUMER.DELETE.{self._stream}.{name}")
+        except Refused:
+            pass  # the server has deleted it
+        self._old_consumers.discard(name)
 
     async def _receive(self, message: Msg) -> None:
         self._queue.append(message)

@@ -12,7 +12,7 @@ acknowledgement and the subscription. A transport supplies only `deliver`: how b
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -65,7 +65,6 @@ class Subscriptions:
         limits: StreamLimits,
         authorization: Authorization,
         *,
-        epoch: str,
         serves: Callable[[Feature], bool],
         serves_contents: Callable[[], bool],
         terms: TermsOf | None = None,
@@ -77,12 +76,17 @@ class Subscriptions:
         self.limits = limits
         self.authorization = authorization
         self.authorized_streams = AuthorizedStreams(hub, bridge, authorization)
-        self.epoch = epoch
         self.serves = serves
         self.serves_contents = serves_contents
+        self.catch_up: Callable[[int], Awaitable[None]] | None = None
+        """Waits until a replica knows a revision that its client has seen on another one."""
         self.is_stopping = False
         """Whether the server stops: streams that open now end immediately, and take over no durable subscription."""
         self._terms = terms
+
+    @property
+    def epoch(self) -> str:
+        return self.hub.catalog.epoch
 
     def stop(self) -> None:
         self.is_stopping = True
@@ -108,6 +112,8 @@ class Subscriptions:
         try:
             owner = owner_of(principal)
             options = self._read_options(meta, capabilities, principal, owner)
+            if self.catch_up is not None and (cursor := Cursor.parse(options.resume)) and cursor.epoch == self.epoch:
+                await self.catch_up(cursor.newest)
             if requested is not None:
                 granted = await self.grant(requested, principal)
             else:
