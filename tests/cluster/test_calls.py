@@ -29,7 +29,7 @@ from mcp.shared.exceptions import MCPError
 from opentelemetry import trace
 from pydantic import BaseModel
 
-from tests.support.messages import LATEST_LEGACY, MODERN
+from tests.support.messages import ACCEPT_BOTH, LATEST_LEGACY, MODERN
 from tests.support.telemetry import RecordedTelemetry
 from tests.support.tokens import authentication
 from tests.support.uvicorn_server import address_of, run_uvicorn
@@ -59,13 +59,16 @@ class Forwarding:
         self.owners = owners
         self.idle_timeout = idle_timeout
         self.tracer = Tracer()
+        self.counts = Counts()
         self.span: trace.Span | None = None
 
     async def __call__(self, ctx: ServerRequestContext[Any, Any], call_next: CallNext) -> HandlerResult:
         if ctx.method not in FORWARDED or is_forwarded(ctx):
             return await call_next(ctx)
         with trace.use_span(self.span) if self.span else nullcontext():
-            return await forward(self.backend, self.owners, ctx, self.tracer, idle_timeout=self.idle_timeout)
+            return await forward(
+                self.backend, self.owners, ctx, self.tracer, self.counts, idle_timeout=self.idle_timeout
+            )
 
 
 class Watcher:
@@ -91,7 +94,7 @@ class Replicas:
         lowlevel = lowlevel_of(server)
 
         async def handler(request: bytes, on_progress: OnProgress) -> bytes:
-            return await handle(lowlevel, {}, request, on_progress)
+            return await handle(lowlevel, {}, Counts(), request, on_progress)
 
         return await self.add_handler(name, handler)
 
@@ -470,12 +473,13 @@ async def test_a_call_to_an_owner_that_has_stopped_to_work_ends_after_the_timeou
         return b""
 
     async with (
-        replicas(owner_server(), ["frozen", "owner"], idle_timeout=0.05) as (front, _, cluster),
+        replicas(owner_server(), ["frozen", "owner"], idle_timeout=0.05) as (front, forwarding, cluster),
         Client(front) as client,
     ):
         await cluster.add_handler("frozen", freeze)
         with pytest.raises(MCPError, match="tools/call 'who' runs on another replica, and was cancelled after"):
             await client.call_tool("who", {})
+    assert forwarding.counts.failures["forwarding"] == 1
 
 
 @pytest.mark.anyio
@@ -512,7 +516,7 @@ async def test_another_owner_is_called_if_the_first_never_got_the_call(mode: str
 async def test_a_call_is_not_repeated_if_its_owner_leaves_while_it_runs(make_backend: MakeBackend) -> None:
     first, second = Hanging(), Hanging()
     async with (
-        replicas(first.server, ["owner", "other"], make_backend=make_backend) as (front, _, cluster),
+        replicas(first.server, ["owner", "other"], make_backend=make_backend) as (front, forwarding, cluster),
         Client(front, mode="legacy") as client,
     ):
         await cluster.add("other", second.server)
@@ -529,6 +533,7 @@ async def test_a_call_is_not_repeated_if_its_owner_leaves_while_it_runs(make_bac
 
     assert "tools/call 'hang' was forwarded to another replica, and may have run, but has no" in raised.value.message
     assert (first.calls, second.calls) == (1, 0)
+    assert forwarding.counts.failures["forwarding"] == 1
 
 
 @pytest.mark.anyio
@@ -600,6 +605,27 @@ async def test_a_modern_client_of_another_replica_can_be_asked() -> None:
         assert (await client.call_tool("paint", {})).structured_content == {"result": "blue"}
 
 
+@pytest.mark.anyio
+async def test_a_call_with_invalid_metadata_is_refused_as_by_the_sdk() -> None:
+    """The SDK's client cannot send it."""
+
+    async def outcome_of(server: MCPServer[Any]) -> Any:
+        params = {"name": "who", "_meta": [1]}
+        message = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
+        app = server.streamable_http_app(stateless_http=True, json_response=True)
+        async with run_uvicorn(app) as running, httpx2.AsyncClient(verify=False) as http:
+            url = f"http://127.0.0.1:{address_of(running)[1]}/mcp"
+            return (await http.post(url, json=message, headers=ACCEPT_BOTH, timeout=DEADLINE)).json()
+
+    owner = owner_server()
+    async with replicas(owner) as (front, forwarding, _):
+        forwarding.tracer = TracingObserver(Counts(), NAME)
+        forwarding.span = RecordedTelemetry().tracer.start_span("forwarding")
+        local = await outcome_of(owner)
+        assert local["error"]["code"] == types.INVALID_PARAMS
+        assert await outcome_of(front) == local
+
+
 # Other servers, other versions
 
 
@@ -639,7 +665,7 @@ async def test_a_handler_whose_caller_is_gone_is_cancelled_after_the_timeout() -
     owner = Hanging()
     request = json.dumps(await captured("hang", idle_timeout=0.05)).encode()
 
-    reply = json.loads(await handle(lowlevel_of(owner.server), {}, request, lambda message: None))
+    reply = json.loads(await handle(lowlevel_of(owner.server), {}, Counts(), request, lambda message: None))
 
     assert reply["error"]["code"] == types.REQUEST_TIMEOUT
     assert owner.cancelled.is_set()
@@ -648,21 +674,23 @@ async def test_a_handler_whose_caller_is_gone_is_cancelled_after_the_timeout() -
 @pytest.mark.anyio
 async def test_a_request_with_unknown_members_is_handled_and_an_unknown_version_is_refused() -> None:
     request = await captured("weather")
-    lowlevel = lowlevel_of(owner_server())
+    lowlevel, counts = lowlevel_of(owner_server()), Counts()
 
-    async def reply_to(request: Any) -> dict[str, Any]:
-        reply: dict[str, Any] = json.loads(await handle(lowlevel, {}, json.dumps(request).encode(), lambda _: None))
-        return reply
+    async def reply_to(request: Any) -> Any:
+        return json.loads(await handle(lowlevel, {}, counts, json.dumps(request).encode(), lambda _: None))
 
     newer = await reply_to({**request, "new": 1, "client_info": {**request["client_info"], "new": 1}})
     assert newer["result"]["structuredContent"]["city"] == "Bern"
-    assert (await reply_to({**request, "version": 2}))["refusal"] == "requests of version 2 are not known here"
+    assert "version 2 " in (await reply_to({**request, "version": 2}))["refusal"]
+    assert "2030-01-01" in (await reply_to({**request, "protocol_version": "2030-01-01"}))["refusal"]
+    assert not counts.failures
     assert (await reply_to([]))["refusal"] == "the request cannot be decoded"
+    assert counts.failures["forwarding"] == 1
 
 
 @pytest.mark.anyio
 async def test_another_owner_is_called_if_the_first_refuses_the_call() -> None:
-    async with replicas(owner_server(), owners=["newer", "owner"]) as (front, _, cluster), Client(front) as client:
+    async with replicas(owner_server(), ["newer", "owner"]) as (front, forwarding, cluster), Client(front) as client:
 
         async def refuse(request: bytes, on_progress: OnProgress) -> bytes:
             on_progress(b"not a message")
@@ -670,11 +698,15 @@ async def test_another_owner_is_called_if_the_first_refuses_the_call() -> None:
 
         await cluster.add_handler("newer", refuse)
         assert not (await client.call_tool("weather", {"city": "Bern", "days": []})).is_error
+    assert forwarding.counts.failures["forwarding"] == 1  # the message that cannot be decoded
 
 
 @pytest.mark.anyio
 async def test_a_reply_that_cannot_be_decoded_is_an_error() -> None:
-    async with replicas(owner_server(), owners=["newer", "owner"]) as (front, _, cluster), Client(front) as client:
+    async with (
+        replicas(owner_server(), ["newer", "owner"]) as (front, forwarding, cluster),
+        Client(front) as client,
+    ):
 
         async def reply(request: bytes, on_progress: OnProgress) -> bytes:
             return b"?"
@@ -682,3 +714,4 @@ async def test_a_reply_that_cannot_be_decoded_is_an_error() -> None:
         await cluster.add_handler("newer", reply)
         with pytest.raises(MCPError, match="whose reply cannot be decoded"):
             await client.call_tool("weather", {"city": "Bern", "days": []})
+    assert forwarding.counts.failures["forwarding"] == 1

@@ -29,13 +29,15 @@ from mcp.shared.jsonrpc_dispatcher import handler_exception_to_error_data
 from mcp.shared.message import ServerMessageMetadata
 from mcp.shared.transport_context import TransportContext
 from mcp_types import INTERNAL_ERROR, REQUEST_TIMEOUT, ClientCapabilities, ErrorData, Implementation
-from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+from mcp_types.version import KNOWN_PROTOCOL_VERSIONS, MODERN_PROTOCOL_VERSIONS
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticSerializationError
 from starlette.authentication import AuthCredentials
 from starlette.requests import Request
 
 from tidings.cluster.backend import Backend, NotDelivered, OnProgress
+from tidings.core.counts import Counts
+from tidings.core.redact import redact_uri
 from tidings.core.tracer import Tracer
 from tidings.errors import TidingsError
 from tidings.server import internals
@@ -57,6 +59,9 @@ _MAX_PENDING = 1000
 
 _VERSION = 1
 """Changes only if an owner of the previous version would misunderstand a request. Unknown members are ignored."""
+
+_FAILURE = "forwarding"
+"""The name of failed calls in the metric of failures. An error of the handler is none of them."""
 
 _FORWARDED = "tidings.forwarded"
 """The key in the state of the connection of a forwarded request."""
@@ -115,23 +120,25 @@ def is_forwarded(ctx: Ctx) -> bool:
 
 
 async def forward(
-    backend: Backend, owners: Sequence[str], ctx: Ctx, tracer: Tracer, *, idle_timeout: float = IDLE_TIMEOUT
+    backend: Backend,
+    owners: Sequence[str],
+    ctx: Ctx,
+    tracer: Tracer,
+    counts: Counts,
+    *,
+    idle_timeout: float = IDLE_TIMEOUT,
 ) -> HandlerResult:
     """Run a request on the first of the owners that can be reached, and return its result or raise its error.
 
     A call that may have run is not repeated. Cancelling this cancels the handler of the owner. The handler is also
     cancelled if it sends neither progress nor a result for `idle_timeout` seconds."""
-    params = dict(ctx.params) if ctx.params is not None else None
-    if (trace := tracer.current_trace()) is not None:
-        meta = (params or {}).get("_meta") or {}
-        others = {key: value for key, value in meta.items() if key not in ("traceparent", "tracestate")}
-        params = {**(params or {}), "_meta": {**others, **trace}}
     client = ctx.session.client_params
-    token = get_access_token()
+    user = ctx.request.scope.get("user") if ctx.request is not None else None
+    token = user.access_token if isinstance(user, AuthenticatedUser) else get_access_token()
     assert ctx.request_id is not None  # a notification has no handler to call
     request = _Request(
         method=ctx.method,
-        params=params,
+        params=_with_trace(ctx.params, tracer.current_trace()),
         request_id=ctx.request_id,
         protocol_version=ctx.protocol_version,
         client_info=client.client_info if client is not None else None,
@@ -142,7 +149,7 @@ async def forward(
     ).encode(fallback=str)  # the claims come from the user's code, and may contain any object
     for owner in owners:
         try:
-            reply = await _call(backend, owner, request, ctx, idle_timeout)
+            reply = await _call(backend, owner, request, ctx, counts, idle_timeout)
         except NotDelivered as error:
             logger.info("%s was not delivered: %s", _described(ctx), error)
             continue
@@ -155,7 +162,16 @@ async def forward(
     raise MCPError(INTERNAL_ERROR, f"{_described(ctx)} was not run: no replica that has it can be reached; try again")
 
 
-async def _call(backend: Backend, owner: str, request: bytes, ctx: Ctx, idle_timeout: float) -> _Reply:
+def _with_trace(params: Mapping[str, Any] | None, trace: Mapping[str, str] | None) -> dict[str, Any] | None:
+    """Return the params with the current trace instead of that of the client, which the current one continues."""
+    meta = (params or {}).get("_meta") or {}
+    if trace is None or not isinstance(meta, dict):  # the owner's SDK refuses the latter
+        return dict(params) if params is not None else None
+    others = {key: value for key, value in meta.items() if key not in ("traceparent", "tracestate")}
+    return {**(params or {}), "_meta": {**others, **trace}}
+
+
+async def _call(backend: Backend, owner: str, request: bytes, ctx: Ctx, counts: Counts, idle_timeout: float) -> _Reply:
     sender, receiver = anyio.create_memory_object_stream[bytes](_MAX_PENDING)
     reply: bytes | None = None
     failure: TidingsError | None = None
@@ -168,7 +184,7 @@ async def _call(backend: Backend, owner: str, request: bytes, ctx: Ctx, idle_tim
     # The group waits until the client has all messages: they come before the result.
     with receiver:
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(_send_messages, receiver, ctx.session)
+            tasks.start_soon(_send_messages, receiver, ctx.session, counts)
             with sender, anyio.CancelScope(deadline=anyio.current_time() + idle_timeout) as scope:
                 try:
                     reply = await backend.call(owner, request, on_progress, _MAX_DURATION)
@@ -178,19 +194,24 @@ async def _call(backend: Backend, owner: str, request: bytes, ctx: Ctx, idle_tim
         raise failure
     if failure is not None:
         message = f"{_described(ctx)} was forwarded to another replica, and may have run, but has no result: {failure}"
+        counts.failures[_FAILURE] += 1
         logger.warning("%s", message)
         raise MCPError(INTERNAL_ERROR, message) from failure
     if reply is None:
+        counts.failures[_FAILURE] += 1
         raise MCPError.from_error_data(_timeout_error(ctx, idle_timeout))
     try:
         return _Reply.model_validate_json(reply)
     except ValidationError as error:
+        counts.failures[_FAILURE] += 1
         logger.error("the replica %s sent a reply to %s that cannot be decoded: %s", owner, _described(ctx), error)
         message = f"{_described(ctx)} has run on another replica, whose reply cannot be decoded"
         raise MCPError(INTERNAL_ERROR, message) from None
 
 
-async def _send_messages(receiver: anyio.abc.ObjectReceiveStream[bytes], session: ServerSession) -> None:
+async def _send_messages(
+    receiver: anyio.abc.ObjectReceiveStream[bytes], session: ServerSession, counts: Counts
+) -> None:
     async for encoded in receiver:
         try:
             message = _Message.model_validate_json(encoded)
@@ -200,13 +221,15 @@ async def _send_messages(receiver: anyio.abc.ObjectReceiveStream[bytes], session
                 await internals.notify_request(session, message.method, message.params)
             else:
                 await internals.connection_of(session).notify(message.method, message.params)
-        except Exception as error:  # a message that cannot be decoded or sent must not make the call fail
+        except ValidationError:  # of a newer version, which may send more kinds of messages
+            counts.failures[_FAILURE] += 1
+        except Exception as error:  # a closed connection of the client must not make the call fail
             logger.debug("a message of another replica could not be sent to the client: %r", error)
 
 
 def _described(call: Ctx | _Request) -> str:
-    params = call.params or {}
-    return f"{call.method} {params.get('name', params.get('uri'))!r}"
+    name, uri = (call.params or {}).get("name"), (call.params or {}).get("uri")
+    return f"{call.method} {redact_uri(uri) if isinstance(uri, str) else name!r}"
 
 
 def _timeout_error(call: Ctx | _Request, idle_timeout: float) -> ErrorData:
@@ -217,17 +240,21 @@ def _timeout_error(call: Ctx | _Request, idle_timeout: float) -> ErrorData:
 # The owner
 
 
-async def handle(server: Server[Any], lifespan_state: Any, request: bytes, on_progress: OnProgress) -> bytes:
+async def handle(
+    server: Server[Any], lifespan_state: Any, counts: Counts, request: bytes, on_progress: OnProgress
+) -> bytes:
     """Run a forwarded request through the server's own middleware and handlers, and return the reply.
 
     `lifespan_state` is what the lifespan of the server yielded."""
     try:
         call = _Request.model_validate_json(request)
     except ValidationError as error:
+        counts.failures[_FAILURE] += 1
         logger.error("a call of another replica cannot be decoded: %s", error)
         return _Reply(refusal="the request cannot be decoded").encode()
-    if call.version != _VERSION:
-        return _Reply(refusal=f"requests of version {call.version} are not known here").encode()
+    if call.version != _VERSION or call.protocol_version not in KNOWN_PROTOCOL_VERSIONS:
+        versions = f"version {call.version} with protocol version {call.protocol_version}"
+        return _Reply(refusal=f"requests of {versions} are not known here").encode()
     reply = _Reply(error=_timeout_error(call, call.idle_timeout))
     with anyio.CancelScope(deadline=anyio.current_time() + call.idle_timeout) as scope:
 

@@ -59,7 +59,9 @@ class ClusterMiddleware:
                     return result | {method.member: merged}
             return result
         owners = self._find_owners(ctx) if ctx.method in _CALLS else []
-        return await forward(self._backend, owners, ctx, self._hub.tracer) if owners else await call_next(ctx)
+        if owners:
+            return await forward(self._backend, owners, ctx, self._hub.tracer, self._hub.counts)
+        return await call_next(ctx)
 
     def _find_owners(self, ctx: Ctx) -> list[str]:
         """Return the replicas that can run a call; none if this one can, or if no other replica has the item."""

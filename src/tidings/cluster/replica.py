@@ -282,7 +282,7 @@ class Replica:
         self._applied = asyncio.Event()
 
     async def _handle_call(self, request: bytes, on_progress: OnProgress) -> bytes:
-        return await handle(self._server, self._reader.lifespan, request, on_progress)
+        return await handle(self._server, self._reader.lifespan, self._hub.counts, request, on_progress)
 
     async def catch_up(self, revision: int) -> None:
         """Wait until this replica has applied what a client has seen on another one, or a timeout is over."""
