@@ -30,8 +30,8 @@ NatsError = nats.errors.Error
 
 CONNECT_TIMEOUT = 2
 """Seconds for TCP, and for the first line of the server. The next attempt follows soon."""
-REQUEST_TIMEOUT = 5.0
-"""Seconds for a reply of JetStream. A cluster that elects a leader needs some."""
+REQUEST_TIMEOUT = 2.0
+"""Seconds for a reply of JetStream. While a cluster elects a leader there is none, and the next attempt is sooner."""
 CLOSE_TIMEOUT = 1.0
 """Seconds to send what is buffered to a server that may be gone."""
 
