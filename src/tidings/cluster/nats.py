@@ -9,10 +9,10 @@ import asyncio
 import logging
 import random
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from tidings.cluster.backend import CallHandler, Entry, NotDelivered, OnProgress, Unavailable, Watcher, Write
+from tidings.cluster.backend import CallHandler, NotDelivered, OnProgress, Unavailable, Watcher, Write
 from tidings.cluster.nats_calls import Calls
 from tidings.cluster.nats_client import Client, Lost, Options, Refused, connect, request_json
 from tidings.cluster.nats_names import token as name_token
@@ -118,7 +118,7 @@ class Nats:
             _check_version(client)
             await calls.open()
             self._calls = calls
-            watching = asyncio.create_task(table.watch(_LoadObserver(watcher, lambda: self._set_loaded(table))))
+            watching = asyncio.create_task(table.watch(watcher, lambda: self._set_loaded(table)))
             waiting = asyncio.create_task(closed.wait())
             try:
                 await asyncio.wait([watching, waiting], return_when=asyncio.FIRST_COMPLETED)
@@ -151,6 +151,7 @@ class Nats:
     def _set_loaded(self, table: Table) -> None:
         self._table = table
         self._is_lost = False
+        logger.info("connected to NATS")
 
     def _lose(self, watcher: Watcher, reason: str) -> None:
         """Report a loss, once until the table is loaded again."""
@@ -170,22 +171,3 @@ def _check_version(client: Client) -> None:
     version = client.connected_server_version
     if (version.major, version.minor) < (2, 11):
         raise Lost(f"the NATS server has version {version}; Tidings needs 2.11 or newer")
-
-
-class _LoadObserver:
-    """Passes everything on, and reports when the table is loaded."""
-
-    def __init__(self, watcher: Watcher, on_loaded: Callable[[], None]) -> None:
-        self._watcher = watcher
-        self._on_loaded = on_loaded
-
-    def load(self, epoch: str, entries: Sequence[Entry], order: int) -> None:
-        self._on_loaded()
-        self._watcher.load(epoch, entries, order)
-        logger.info("connected to NATS, with %d entries", len(entries))
-
-    def apply(self, entries: Sequence[Entry]) -> None:
-        self._watcher.apply(entries)
-
-    def lose(self, reason: str) -> None:
-        self._watcher.lose(reason)

@@ -68,8 +68,11 @@ class Table:
         self._received = asyncio.Event()
         self._broken: str | None = None
 
-    async def watch(self, watcher: Watcher) -> None:
-        """Load the table into the watcher, then apply the writes. Raise `Lost` if one may be missed."""
+    async def watch(self, watcher: Watcher, on_load: Callable[[], None]) -> None:
+        """Load the table into the watcher, then apply the writes. Raise `Lost` if one may be missed.
+
+        `on_load` is called just before the load; from then on, `write` works.
+        """
         await self._client.subscribe(f"{self._inbox}.ack.*", cb=self._acknowledge)
         stream = await self._open_stream()
         created: str = stream["created"]
@@ -80,6 +83,7 @@ class Table:
             await self._delete_consumer(name)
         snapshot: dict[str, Entry] | None = {}
         if pending == 0:
+            on_load()
             watcher.load(created, [], start + last)
             snapshot = None
         count = 0
@@ -110,6 +114,7 @@ class Table:
                         snapshot[entry.key] = entry
                 # Only now does it have every key: one that is written meanwhile moves to the end of the stream.
                 if is_idle:
+                    on_load()
                     watcher.load(created, list(snapshot.values()), start + last)
                     snapshot = None
             if entries:
@@ -188,6 +193,7 @@ class Table:
             "subject_delete_marker_ttl": MARKER_TTL * 10**9,
             "allow_rollup_hdrs": True,  # as all key-value buckets
             "allow_direct": True,
+            "deny_delete": True,
         }
 
     async def _create_consumer(self) -> int:
