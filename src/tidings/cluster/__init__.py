@@ -1,1 +1,19 @@
 """Several processes or machines that serve one catalog."""
+
+from typing import TYPE_CHECKING, Any
+
+from tidings.cluster.memory import MemoryBackend
+
+if TYPE_CHECKING:
+    from tidings.cluster.nats import Nats
+
+__all__ = ["MemoryBackend", "Nats"]
+
+
+def __getattr__(name: str) -> Any:
+    # Imported on demand, because they need the packages of the extra `nats`.
+    if name == "Nats":
+        from tidings.cluster.nats import Nats
+
+        return Nats
+    raise AttributeError(f"module 'tidings.cluster' has no attribute {name!r}")

@@ -11,11 +11,15 @@ from typing import NamedTuple, Protocol
 
 from tidings.errors import TidingsError
 
-__all__ = ["Backend", "CallFailed", "CallHandler", "Entry", "OnProgress", "Unavailable", "Watcher", "Write"]
+__all__ = ["Backend", "CallFailed", "CallHandler", "Entry", "OnProgress", "TooLarge", "Unavailable", "Watcher", "Write"]
 
 
 class Unavailable(TidingsError):
     """The backend cannot be reached now, or refused a write. The message says why."""
+
+
+class TooLarge(Unavailable):
+    """A value is larger than the backend accepts. The message names key and size. None of the writes is stored."""
 
 
 class CallFailed(TidingsError):
@@ -50,7 +54,9 @@ class Watcher(Protocol):
         last write in the snapshot, or of the creation of an empty table."""
 
     def apply(self, entries: Sequence[Entry]) -> None:
-        """Apply writes that came after the snapshot, in order. The own writes of this replica come this way too."""
+        """Apply writes that came after the snapshot, in order. The own writes of this replica come this way too.
+
+        A write may be skipped if a later one of the same key follows."""
 
     def lose(self, reason: str) -> None:
         """Continue without the backend. `load` or `apply` follows when it is back."""
@@ -71,5 +77,6 @@ class Backend(Protocol):
     async def write(self, writes: Sequence[Write]) -> None:
         """Write in the given order, and return when all are stored. Raise `Unavailable` if that is not certain."""
 
-    async def call(self, replica: str, request: bytes, on_progress: OnProgress, timeout: float) -> bytes:
+    # The timeout is a parameter because the handler on the other replica gets it too.
+    async def call(self, replica: str, request: bytes, on_progress: OnProgress, timeout: float) -> bytes:  # noqa: ASYNC109
         """Return the reply of another replica. Cancelling this cancels the handler there. Raise `CallFailed`."""

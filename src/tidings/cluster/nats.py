@@ -1,0 +1,166 @@
+"""The backend for replicas in several processes or on several machines: NATS with JetStream, version 2.11 or newer.
+
+It knows nothing of items and clients. It reconnects by itself, and takes a new snapshot of the table each time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import ssl
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from tidings.cluster.backend import CallFailed, CallHandler, Entry, OnProgress, Unavailable, Watcher, Write
+from tidings.cluster.nats_calls import Calls
+from tidings.cluster.nats_client import Client, Lost, Options, connect
+from tidings.cluster.nats_names import token as name_token
+from tidings.cluster.nats_table import Table
+
+__all__ = ["Nats"]
+
+logger = logging.getLogger(__name__)
+
+FIRST_DELAY = 0.1
+LONGEST_DELAY = 1.0
+"""Seconds between two attempts: a replica must be back soon after NATS is, and one attempt costs little."""
+STABLE = 5.0
+"""Seconds after which a connection counts as good, so that the delay starts again with the first."""
+
+
+class Nats:
+    """Share the catalog of a server with its replicas through NATS with JetStream.
+
+    `url` is `nats://HOST:PORT` or `tls://HOST:PORT`, or several with commas between them; it may have a user and a
+    password, or a token. `credentials` is the path of a .creds file. With `tls` or `tls://`, nothing secret is sent to
+    a server without TLS. All subjects and buckets start with `prefix`. `copies` is the number of NATS servers that
+    store the table, if it does not exist yet.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        prefix: str = "tidings",
+        credentials: str | Path | None = None,
+        token: str | None = None,
+        tls: ssl.SSLContext | None = None,
+        copies: int = 1,
+    ) -> None:
+        self._options = Options.parse(url, credentials, token, tls)
+        self._prefix = name_token(prefix)
+        self._copies = copies
+        self._table: Table | None = None
+        self._calls: Calls | None = None
+        self._is_lost = False
+        self._old_consumers: set[str] = set()
+        self._reason = "the cluster is not started"
+        self.undecodable = 0
+        """The messages that were skipped because they could not be decoded."""
+
+    async def run(self, name: str, replica: str, watcher: Watcher, handler: CallHandler) -> None:
+        loop = asyncio.get_running_loop()
+        delay = FIRST_DELAY
+        while True:
+            started = loop.time()
+            try:
+                await self._serve(name, replica, watcher, handler)
+            except Lost as error:
+                self._lose(watcher, str(error))
+            if loop.time() - started > STABLE:
+                delay = FIRST_DELAY
+            await asyncio.sleep(delay * random.uniform(0.5, 1))  # not all replicas at once
+            delay = min(delay * 2, LONGEST_DELAY)
+
+    async def write(self, writes: Sequence[Write]) -> None:
+        if self._table is None:
+            raise Unavailable(self._reason)
+        await self._table.write(writes)
+
+    async def call(self, replica: str, request: bytes, on_progress: OnProgress, timeout: float) -> bytes:  # noqa: ASYNC109 – as in the protocol
+        if self._calls is None:
+            raise CallFailed(self._reason)
+        return await self._calls.call(replica, request, on_progress, timeout)
+
+    async def _serve(self, name: str, replica: str, watcher: Watcher, handler: CallHandler) -> None:
+        """Connect, and serve until the connection is lost."""
+        closed = asyncio.Event()
+        server = name_token(name)
+        subject = f"{self._prefix}.{server}"
+        client = await connect(self._options, f"tidings {name} {replica}", f"{subject}.inbox", closed.set)
+        table = Table(client, f"{self._prefix}-{server}", self._copies, self._old_consumers, self._count_undecodable)
+        calls = Calls(client, subject, replica, handler, self._count_undecodable)
+        reason = None
+        watching: asyncio.Task[None] | None = None
+        try:
+            _check_version(client)
+            await calls.open()
+            self._calls = calls
+            watching = asyncio.create_task(table.watch(_LoadObserver(watcher, lambda: self._set_loaded(table))))
+            waiting = asyncio.create_task(closed.wait())
+            try:
+                await asyncio.wait([watching, waiting], return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                waiting.cancel()
+            if not watching.done():
+                raise Lost(f"the connection to NATS was lost: {client.last_error or 'closed by the server'}")
+            await watching
+        except Lost as error:
+            reason = str(error)
+        except Exception as error:  # such as one of nats-py or of the watcher; the next connection starts afresh
+            reason = f"{type(error).__name__}: {error}"
+            logger.exception("the connection to NATS ended unexpectedly")
+        finally:
+            self._table = self._calls = None
+            if reason is None:
+                self._reason = text = "this replica has left the cluster"
+            else:
+                self._lose(watcher, reason)
+                text = self._reason
+            if watching is not None:
+                watching.cancel()
+                await asyncio.gather(watching, return_exceptions=True)
+            table.close(text)
+            await calls.close(text)
+            if reason is None:
+                await table.leave()
+            await client.close_soon()
+
+    def _set_loaded(self, table: Table) -> None:
+        self._table = table
+        self._is_lost = False
+
+    def _lose(self, watcher: Watcher, reason: str) -> None:
+        """Report a loss, once until the table is loaded again."""
+        self._reason = f"NATS cannot be reached: {reason}"
+        if not self._is_lost:
+            self._is_lost = True
+            logger.warning("continuing without NATS: %s", reason)
+            watcher.lose(reason)
+
+    def _count_undecodable(self) -> None:
+        self.undecodable += 1
+        if self.undecodable == 1:
+            logger.warning("a message in NATS cannot be decoded, and is skipped; more are only counted")
+
+
+def _check_version(client: Client) -> None:
+    version = client.connected_server_version
+    if (version.major, version.minor) < (2, 11):
+        raise Lost(f"the NATS server has version {version}; Tidings needs 2.11 or newer")
+
+
+class _LoadObserver:
+    """Passes everything on, and reports when the table is loaded."""
+
+    def __init__(self, watcher: Watcher, on_loaded: Callable[[], None]) -> None:
+        self._watcher = watcher
+        self._on_loaded = on_loaded
+        self.apply = watcher.apply
+        self.lose = watcher.lose
+
+    def load(self, epoch: str, entries: Sequence[Entry], order: int) -> None:
+        self._on_loaded()
+        self._watcher.load(epoch, entries, order)
+        logger.info("connected to NATS, with %d entries", len(entries))

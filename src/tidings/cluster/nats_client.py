@@ -1,0 +1,174 @@
+"""One connection to NATS: its options, and a client that never reconnects by itself.
+
+A new connection with new subscriptions replaces a lost one, because the reconnect of nats-py resumes a consumer after
+the last sequence, and so skips a stream that was created again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+from urllib.parse import unquote, urlsplit
+
+from tidings.errors import TidingsError
+
+try:
+    import nats.aio.client
+    import nats.errors
+    from nats.aio.msg import Msg
+except ModuleNotFoundError as error:
+    raise TidingsError("a cluster on NATS needs more packages: pip install 'tidings[nats]'") from error
+
+__all__ = ["Client", "Lost", "Msg", "NatsError", "Options", "Refused", "connect", "request_json"]
+
+NatsError = nats.errors.Error
+
+CONNECT_TIMEOUT = 2
+"""Seconds for TCP, and for the first line of the server. The next attempt follows soon."""
+REQUEST_TIMEOUT = 5.0
+"""Seconds for a reply of JetStream. A cluster that elects a leader needs some."""
+CLOSE_TIMEOUT = 1.0
+"""Seconds to send what is buffered to a server that may be gone."""
+
+
+class Lost(Exception):
+    """The connection or the consumer cannot be used any longer. The message says why."""
+
+
+class Refused(Lost):
+    """JetStream refused a request."""
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    servers: list[str]
+    """URLs without user and password, so that no error message shows them."""
+    user: str | None = None
+    password: str | None = field(default=None, repr=False)
+    token: str | None = field(default=None, repr=False)
+    credentials: Path | None = None
+    tls: ssl.SSLContext | None = None
+
+    @classmethod
+    def parse(cls, url: str, credentials: str | Path | None, token: str | None, tls: ssl.SSLContext | None) -> Options:
+        """Read a URL, or several with commas between them. Raise `TidingsError` if one of the values is invalid."""
+        servers = []
+        user = password = None
+        for part in url.split(","):
+            try:
+                parsed = urlsplit(part.strip())
+                port = parsed.port or 4222
+            except ValueError as error:
+                raise TidingsError(f"a NATS URL is invalid: {error}") from None
+            if parsed.scheme not in ("nats", "tls") or not parsed.hostname:
+                raise TidingsError("a NATS URL has the form nats://HOST:PORT or tls://HOST:PORT")
+            host = f"[{parsed.hostname}]" if ":" in parsed.hostname else parsed.hostname
+            servers.append(f"{parsed.scheme}://{host}:{port}")
+            if parsed.scheme == "tls" and tls is None:
+                tls = ssl.create_default_context()
+            if parsed.username is not None and parsed.password is None:
+                token = token or unquote(parsed.username)
+            elif parsed.username is not None and parsed.password is not None:
+                user, password = unquote(parsed.username), unquote(parsed.password)
+        path = None if credentials is None else Path(credentials)
+        if path is not None:
+            _check_credentials(path)
+        return cls(servers=servers, user=user, password=password, token=token, credentials=path, tls=tls)
+
+
+def _check_credentials(path: Path) -> None:
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise TidingsError(f"the NATS credentials {path} cannot be read: {error.strerror}") from None
+    if b"BEGIN NATS USER JWT" not in content or b"BEGIN USER NKEY SEED" not in content:  # nats-py would hang
+        raise TidingsError(f"the NATS credentials {path} have no user JWT or no seed; is it a .creds file?")
+
+
+class Client(nats.aio.client.Client):
+    """The only place that uses private parts of nats-py."""
+
+    requires_tls = False
+
+    def _connect_command(self) -> bytes:
+        if self.requires_tls and not self._server_info.get("tls_required"):
+            raise NatsError("the server does not use TLS; nothing secret was sent to it")
+        return super()._connect_command()
+
+    async def close_soon(self) -> None:
+        """Close the connection, and drop what cannot be sent in time. Never raise because of the connection."""
+        try:
+            async with asyncio.timeout(CLOSE_TIMEOUT):
+                await self.close()
+        except Exception:  # nats-py raises many types, and the connection is not used any longer
+            pass
+        finally:
+            writer = getattr(self._transport, "_io_writer", None)
+            if writer is not None:
+                writer.transport.abort()
+
+
+async def connect(options: Options, name: str, inbox: str, on_closed: Callable[[], None], **more: Any) -> Client:
+    """Return a new connection, or raise `Lost`. `on_closed` is called when the connection is lost or closed."""
+    client = Client()
+    client.requires_tls = options.tls is not None
+
+    async def closed() -> None:
+        on_closed()
+
+    async def ignore(error: Exception) -> None:
+        """Ignore errors that nats-py reports beside those that it raises: a lost connection ends with `closed`."""
+
+    try:
+        if options.credentials is not None:
+            _check_credentials(options.credentials)  # it may have been replaced
+        await client.connect(
+            options.servers,
+            name=name,
+            inbox_prefix=inbox,
+            closed_cb=closed,
+            error_cb=ignore,
+            allow_reconnect=False,
+            max_reconnect_attempts=1,  # of this call; 0 would mean without end
+            reconnect_time_wait=cast("int", 0.05),
+            connect_timeout=CONNECT_TIMEOUT,
+            user=options.user,
+            password=options.password,
+            token=options.token,
+            user_credentials=options.credentials,
+            tls=options.tls,
+            **more,
+        )
+    except (NatsError, OSError, TimeoutError, TidingsError) as error:
+        reason = client.last_error if isinstance(error, nats.errors.NoServersError) else error
+        await client.close_soon()
+        raise Lost(f"{', '.join(options.servers)}: {str(reason) or type(reason).__name__}") from error
+    except BaseException:
+        await client.close_soon()
+        raise
+    return client
+
+
+async def request_json(client: Client, subject: str, **values: Any) -> dict[str, Any]:
+    """Return the reply of JetStream. Raise `Lost`, or `Refused` if the reply is an error."""
+    try:
+        body = json.dumps(values).encode() if values else b""
+        reply = await client.request(f"$JS.API.{subject}", body, timeout=REQUEST_TIMEOUT)
+    except nats.errors.NoRespondersError:
+        raise Lost("JetStream is not available; is it enabled on the NATS server?") from None
+    except nats.errors.TimeoutError:
+        raise Lost(f"NATS did not reply within {REQUEST_TIMEOUT:g} s to {subject}") from None
+    result: dict[str, Any] = json.loads(reply.data)
+    problem = result.get("error")
+    if problem is not None:
+        raise Refused(f"NATS refused {subject}: {problem.get('description')}", problem.get("err_code", 0))
+    return result
