@@ -18,9 +18,9 @@ LAYERS = (
     {"store"},
     {"client"},
     {"server"},
-    {"http", "stdio", "webhooks", "events", "telemetry"},
+    {"http", "stdio", "webhooks", "events", "telemetry", "cluster"},
     {"live"},
-    {"workspace", "cluster", "relay", "console"},
+    {"workspace", "relay", "console"},
     {"cli"},
 )
 """From bottom to top. A package imports from itself and from lower layers; those of the lowest also from each other."""

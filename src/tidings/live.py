@@ -54,6 +54,8 @@ if TYPE_CHECKING:
     from starlette.applications import Starlette
     from starlette.routing import Route
 
+    from tidings.cluster.backend import Backend
+    from tidings.cluster.replica import Replica
     from tidings.http.health import Audience
     from tidings.http.options import AppOptions, RunOptions
     from tidings.server.source import Source
@@ -81,6 +83,7 @@ class Live:
         terms: TermsOf | None = None,
         store: OpenedStore | Store | str | os.PathLike[str] | None = None,
         poll: float | None = None,
+        cluster: Backend | None = None,
     ) -> None:
         """Make `server` live.
 
@@ -94,6 +97,8 @@ class Live:
         * `store`: the path of a file, or a store, in which the state survives a restart.
         * `poll`: seconds after which lists with subscribers are read again, for items that change without a call of the
           server: of a proxy, a mounted server or an upstream API.
+        * `cluster`: makes this server a replica of a cluster, for example `Nats("nats://…")`. All replicas with one
+          server name have the same items.
         """
         _check_option("policy", policy, policy is None or isinstance(policy, Policy), "a Policy(…)")
         _check_option("telemetry", telemetry, isinstance(telemetry, bool | Telemetry), "True, False or a Telemetry(…)")
@@ -104,6 +109,9 @@ class Live:
         _check_option("poll", poll, poll is None or is_interval, "a number of seconds above 0, or None")
         is_store = store is None or isinstance(store, OpenedStore | str | os.PathLike) or hasattr(store, "open")
         _check_option("store", store, is_store, "the path of a file, or a store")
+        _check_option("cluster", cluster, cluster is None or hasattr(cluster, "run"), "Nats(…)")
+        if cluster is not None and store is not None:
+            raise TidingsError("Live(cluster=…) keeps the state in the cluster; leave store= out")
         self.policy = policy or Policy()
         self.source = source_of(server)
         self.server = self.source.server
@@ -114,9 +122,7 @@ class Live:
         # After the checks: a server that is refused must not keep a store open that another one needs.
         opened = open_store(store)
         state = opened.state or State(secrets.token_hex(4), 0)
-        self.epoch = state.epoch
-        """Identifies the revisions: those of the store, or of this process. Those of another epoch are unknown here."""
-        self._build_core(state, on_watched, on_unwatched)
+        self._build_core(state, on_watched, on_unwatched, has_own_items=cluster is not None)
         self.durables = DurableSubscriptions(self.hub, state.durables.values())
         """Subscriptions that outlive their connections."""
         self._build_server(authorize, terms, shared_lists)
@@ -124,6 +130,9 @@ class Live:
             self.hub, self.source, lambda: self.listen_streams.slow + self.legacy_streams.slow
         )
         observe(telemetry, self.lowlevel.name, self.metrics)
+        self.own_catalog.trace = self.catalog.trace
+        self.replica = None if cluster is None else self._join(cluster)
+        """This server as a replica of its cluster."""
         self.writer = StoreWriter(opened, self.hub, self.durables)
         """Writes the state to the store. `writer.problem` says why, if it does not."""
         self.list_reader.start()
@@ -134,8 +143,13 @@ class Live:
         state: State,
         on_watched: Callable[[Topic], None] | None,
         on_unwatched: Callable[[Topic], None] | None,
+        *,
+        has_own_items: bool,
     ) -> None:
-        self.catalog = Catalog(self.policy, life=secrets.token_hex(4))
+        self.catalog = Catalog(self.policy, life=secrets.token_hex(4), epoch=state.epoch)
+        """The items that clients see."""
+        self.own_catalog = Catalog(self.policy, life=secrets.token_hex(4)) if has_own_items else self.catalog
+        """The items of this server. They are those that clients see, unless the server is a replica of a cluster."""
         journal = Journal(self.policy)
         state.restore(self.catalog, journal)
         self.hub = Hub(
@@ -153,7 +167,7 @@ class Live:
         source, hub, lowlevel = self.source, self.hub, self.lowlevel
         self.bridge = LoopBridge(hub)
         self.bridge.on_bind(self._start)
-        self.list_reader = ListReader(source, hub, self.bridge)
+        self.list_reader = ListReader(source, hub, self.own_catalog, self.bridge)
         self.list_cache = ListCache(source, self.list_reader, hub, self.bridge, shared_lists=shared_lists)
         self.subscriptions = Subscriptions(
             hub,
@@ -161,7 +175,6 @@ class Live:
             self.durables,
             StreamLimits(self.policy),
             Authorization(authorize),
-            epoch=self.epoch,
             serves=self.list_reader.serves,
             serves_contents=self.list_reader.serves_contents,
             terms=terms,
@@ -170,16 +183,28 @@ class Live:
             self.subscriptions, result_meta=partial(server_info_meta, lowlevel), stop_server=self.stop
         )
         self.legacy_streams = LegacyStreams(self.subscriptions)
-        events = ChangeEvents(source, hub, self.list_reader.wake)  # before `Sessions` replaces the handler
+        events = ChangeEvents(
+            source, hub, self.own_catalog, self.list_reader.wake
+        )  # before `Sessions` replaces the handler
         self._sessions = Sessions(lowlevel, self.subscriptions, self.legacy_streams)
         self.webhooks = Webhooks(self.subscriptions)
         self.extension = ExtensionMethods(lowlevel, self.subscriptions, self.webhooks)
-        middleware = NotificationMiddleware(source, hub, self.list_reader, self._sessions, events, self.epoch)
+        middleware = NotificationMiddleware(source, hub, self.list_reader, self._sessions, events)
         lowlevel.middleware.insert(0, middleware)
         lowlevel.middleware.append(ToolCallMiddleware(hub))
-        self.tools = LiveItems(source, self.catalog, Feature.TOOLS)
-        self.prompts = LiveItems(source, self.catalog, Feature.PROMPTS)
-        self.resources = LiveResources(source, self.catalog)
+        self.tools = LiveItems(source, self.own_catalog, Feature.TOOLS)
+        self.prompts = LiveItems(source, self.own_catalog, Feature.PROMPTS)
+        self.resources = LiveResources(source, self.own_catalog)
+
+    def _join(self, backend: Backend) -> Replica:
+        from tidings.cluster.replica import Replica
+
+        return Replica(backend, self.lowlevel, self.own_catalog, self.hub, self.bridge, self.list_reader)
+
+    @property
+    def epoch(self) -> str:
+        """Identifies the revisions: those of the store, of the cluster or of this process."""
+        return self.catalog.epoch
 
     # Serving
 
@@ -296,6 +321,8 @@ class Live:
         if self._poll is not None:
             self.bridge.start_task(self.list_reader.poll(self._poll))
         self.bridge.start_task(self.subscriptions.authorized_streams.run())
+        if self.replica is not None:
+            self.bridge.start_task(self.replica.run())
 
     def _log(self, event: str, text: str) -> None:
         logger.info("%s", text, extra={"tidings": {"event": event, "server": self.lowlevel.name}})

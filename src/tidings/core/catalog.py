@@ -46,12 +46,16 @@ class Catalog:
         clock: Callable[[], float] = time.time,
         origin: str = "local",
         life: str = "",
+        epoch: str = "",
     ) -> None:
         """`life` identifies this run of the server: two processes that start with copies of one store use the same
         revisions for different contents."""
         self.policy = policy or Policy()
         self.origin = origin
         self.life = life
+        self.epoch = epoch
+        """Identifies the revisions: those of the store, of the cluster or of this process. Those of another epoch are
+        unknown here."""
         self.trace: Callable[[], Mapping[str, str] | None] | None = None
         """Called for each commit to get the trace context of the call that made it. It must not raise."""
         self.publisher: Sink | None = None
@@ -69,6 +73,7 @@ class Catalog:
         }
         self._batch = CatalogBatch(self)
         self._cause: Mapping[str, str] | None = None
+        self._given_cause: Mapping[str, str] | None = None
 
     @property
     def revision(self) -> int:
@@ -128,9 +133,19 @@ class Catalog:
         """
         return self._batch
 
+    def batch_at(self, revision: int, cause: Mapping[str, str] | None = None) -> CatalogBatch:
+        """Begin a batch whose changes have revisions above `revision`, and the trace context of `cause`.
+
+        For changes that another replica made, and that all replicas number in the same way."""
+        with self.lock:
+            self._revision = max(self._revision, revision)
+            self._given_cause = cause
+        return self._batch
+
     def _commit(self, changes: list[Change]) -> None:
         now = self._clock()
-        self._cause = self.trace() if self.trace is not None else None
+        self._cause = self._given_cause or (self.trace() if self.trace is not None else None)
+        self._given_cause = None
         for items in self._features.values():
             if items.is_touched:
                 items._add_net_changes(now, changes)
@@ -191,6 +206,8 @@ class Items:
         """The items before the batch, by key."""
         self._has_unknown_change = False
         """Whether the present batch has a change that could not be read."""
+        self._unknown_digest = ""
+        """The digest of that change; empty for a new one."""
 
     @property
     def is_restored(self) -> bool:
@@ -270,13 +287,24 @@ class Items:
                 self._put(key, item)
         return changes
 
-    def mark_changed(self) -> Sequence[Change]:
+    def mark_changed(self, digest: str = "") -> Sequence[Change]:
         """Publish that the list has changed to a content that could not be read, or that only some callers see.
 
-        Every subscriber gets one notification without details."""
+        Every subscriber gets one notification without details. `digest` is that of the change, if another replica made
+        it."""
         with self._catalog.batch() as changes:
-            self.is_touched = self._has_unknown_change = True
+            if not digest or digest != self.unknown_digest:
+                self.is_touched = self._has_unknown_change = True
+                self._unknown_digest = digest
         return changes
+
+    @property
+    def unknown_digest(self) -> str:
+        """The digest of the last change that could not be read; empty if there was none."""
+        return self._list_digest.unknown
+
+    def item(self, key: str) -> Item | None:
+        return self._items.get(key)
 
     def get(self, key: str) -> dict[str, Any] | None:
         """Return a copy of the definition of an item."""
@@ -368,7 +396,9 @@ class Items:
         if self._has_unknown_change:
             self._has_unknown_change = False
             self._catalog._revision += 1
-            self._list_digest.unknown = digest.revision_digest(self._catalog._revision, self._catalog.life)
+            self._list_digest.unknown = self._unknown_digest or digest.revision_digest(
+                self._catalog._revision, self._catalog.life
+            )
             changes.append(self._next_change(Operation.UPDATED, "", now, None, None))
 
     def _next_change(
@@ -418,6 +448,16 @@ class Resources(Items):
             if uri in self._items:
                 self._put(uri, None)
         return changes
+
+    def put_content(
+        self, uri: str, digest: str, metadata: Mapping[str, Any] | None = None, *, is_silent: bool = False
+    ) -> Sequence[Change]:
+        """Set the digest of a content, as another replica knows it. With `is_silent`, publish nothing."""
+        if is_silent:
+            with self._catalog.lock:
+                self._contents[uri] = Version(self._catalog.revision, digest)
+            return ()
+        return self._update(uri, digest, metadata)
 
     def content(self, uri: str) -> Version:
         return self._contents.get(uri, UNKNOWN_VERSION)

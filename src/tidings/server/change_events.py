@@ -14,6 +14,7 @@ import mcp_types as types
 from mcp.server.session import ServerSession
 from mcp.server.subscriptions import PromptsListChanged, ResourcesListChanged, ResourceUpdated, ToolsListChanged
 
+from tidings.core.catalog import Catalog
 from tidings.core.hub import Hub
 from tidings.core.model import Feature
 from tidings.server import internals
@@ -37,11 +38,12 @@ _FEATURES: Final[dict[type, Feature]] = {
 class ChangeEvents:
     """Takes the events and notifications of one server as wake-ups."""
 
-    def __init__(self, source: Source, hub: Hub, wake: Wake) -> None:
+    def __init__(self, source: Source, hub: Hub, catalog: Catalog, wake: Wake) -> None:
         """Subscribe to the buses of the server. This needs the server's own handler of listen requests, so `Sessions`
         replaces that later."""
         self._source = source
         self._hub = hub
+        self._catalog = catalog
         self._wake = wake
         for bus in internals.buses_of(source.server, source.lowlevel):
             bus.subscribe(self._on_event)
@@ -79,7 +81,7 @@ class ChangeEvents:
             self._wake(feature, changed=ItemChange() if self._source.has_shared_lists else None)
         elif isinstance(event, ResourceUpdated | types.ResourceUpdatedNotification):
             uri = event.uri if isinstance(event, ResourceUpdated) else str(event.params.uri)
-            self._hub.catalog.resources.updated(self._source.normalize_uri(uri))
+            self._catalog.resources.updated(self._source.normalize_uri(uri))
         else:
             return False
         return True

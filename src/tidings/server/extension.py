@@ -103,7 +103,6 @@ class ExtensionMethods:
         self._server = server
         self._hub = subscriptions.hub
         self._policy = subscriptions.policy
-        self._epoch = subscriptions.epoch
         self._durables = subscriptions.durables
         self._subscriptions = subscriptions
         self._webhooks = webhooks
@@ -137,14 +136,14 @@ class ExtensionMethods:
         if params.limit is not None and params.cursor is None:
             history = await _newest(history, params.limit, visibility)
         page, following = await _first_page(history.changes, params.detail == "full", visibility)
-        response: dict[str, Any] = {"changes": page, "complete": history.complete, "epoch": self._epoch}
+        response: dict[str, Any] = {"changes": page, "complete": history.complete, "epoch": self._hub.catalog.epoch}
         if following is not None:
-            response["nextCursor"] = f"{self._epoch}.{following}"
+            response["nextCursor"] = f"{self._hub.catalog.epoch}.{following}"
         return response
 
     def _find_changes(self, params: _HistoryParams) -> ChangeHistory:
         since = Cursor.parse(params.since) if isinstance(params.since, dict) else params.since
-        history = self._hub.history(history_topic(params.feature, params.uri), since, self._epoch)
+        history = self._hub.history(history_topic(params.feature, params.uri), since, self._hub.catalog.epoch)
         if since is None and params.since is not None:
             history = history._replace(complete=False)  # the cursor can't be read, so more may have changed
         if params.cursor is not None:
@@ -154,7 +153,7 @@ class ExtensionMethods:
 
     def _start_of_page(self, cursor: str) -> int:
         epoch, _, revision = cursor.rpartition(".")
-        if epoch != self._epoch or not revision.isdecimal() or len(revision) > _MAX_DIGITS:
+        if epoch != self._hub.catalog.epoch or not revision.isdecimal() or len(revision) > _MAX_DIGITS:
             raise TidingsError(f"the cursor {cursor!r:.80} belongs to another epoch; ask again without it")
         return int(revision)
 

@@ -25,6 +25,7 @@ from mcp.shared.transport_context import TransportContext
 from mcp_types import CLIENT_CAPABILITIES_META_KEY, METHOD_NOT_FOUND, PROTOCOL_VERSION_META_KEY
 from mcp_types.version import LATEST_MODERN_VERSION
 
+from tidings.core.catalog import Catalog
 from tidings.core.hub import Hub
 from tidings.core.model import Change, Feature
 from tidings.core.tracer import READ_LIST
@@ -57,11 +58,12 @@ _MAX_PAGES = 10_000
 class ListReader:
     """Reads the lists of one server."""
 
-    def __init__(self, source: Source, hub: Hub, bridge: LoopBridge) -> None:
+    def __init__(self, source: Source, hub: Hub, catalog: Catalog, bridge: LoopBridge) -> None:
+        """`catalog` has the items of this server. It is the hub's, unless the server is a replica of a cluster."""
         self._source = source
         self._server = source.lowlevel
         self._hub = hub
-        self._catalog = hub.catalog
+        self._catalog = catalog
         self._bridge = bridge
         self._lifespan: Any = UNKNOWN
         self._stale: set[Feature] = set(Feature)

@@ -49,16 +49,13 @@ def server_info_meta(server: Server[Any]) -> dict[str, Any]:
 
 
 class NotificationMiddleware:
-    def __init__(
-        self, source: Source, hub: Hub, reader: ListReader, sessions: Sessions, events: ChangeEvents, epoch: str
-    ) -> None:
+    def __init__(self, source: Source, hub: Hub, reader: ListReader, sessions: Sessions, events: ChangeEvents) -> None:
         self._source = source
         self._hub = hub
         self._policy = hub.policy
         self._reader = reader
         self._sessions = sessions
         self._events = events
-        self._epoch = epoch
 
     async def __call__(self, ctx: Ctx, call_next: CallNext) -> HandlerResult:
         if ctx.request_id == self._reader.request_id:
@@ -82,7 +79,7 @@ class NotificationMiddleware:
         session = self._events.watch_session(ctx.session, is_notified=not self._sessions.is_refused(ctx))
         ctx = replace(ctx, session=session)
         is_internal = ctx.request_id == self._reader.cache_request_id
-        with ResponseCursor(self._hub, self._reader, self._epoch, _topics(ctx), is_internal=is_internal) as cursor:
+        with ResponseCursor(self._hub, self._reader, _topics(ctx), is_internal=is_internal) as cursor:
             result = await call_next(ctx)
             try:
                 return await self._complete(ctx, result, cursor)

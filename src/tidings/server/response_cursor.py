@@ -24,15 +24,12 @@ __all__ = ["ResponseCursor"]
 class ResponseCursor:
     """The topics of one response, from its start until it is made or fails."""
 
-    __slots__ = ("_before", "_epoch", "_fetched", "_hub", "_reader")
+    __slots__ = ("_before", "_fetched", "_hub", "_reader")
 
-    def __init__(
-        self, hub: Hub, reader: ListReader, epoch: str, topics: Collection[Topic], *, is_internal: bool
-    ) -> None:
+    def __init__(self, hub: Hub, reader: ListReader, topics: Collection[Topic], *, is_internal: bool) -> None:
         """`is_internal` says that no client gets this response yet."""
         self._hub = hub
         self._reader = reader
-        self._epoch = epoch
         self._fetched = None if is_internal else hub.notifications.fetched
         self._before = self._read_versions(topics)
 
@@ -54,7 +51,7 @@ class ResponseCursor:
         if self._fetched is not None:
             for topic, version in known.items():
                 self._fetched.record(topic, version or Version(after[topic].revision, ""))
-        return Cursor(self._epoch, known).as_json()
+        return Cursor(self._hub.catalog.epoch, known).as_json()
 
     def _read_versions(self, topics: Collection[Topic]) -> dict[Topic, Version]:
         if not topics:

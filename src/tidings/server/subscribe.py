@@ -65,7 +65,6 @@ class Subscriptions:
         limits: StreamLimits,
         authorization: Authorization,
         *,
-        epoch: str,
         serves: Callable[[Feature], bool],
         serves_contents: Callable[[], bool],
         terms: TermsOf | None = None,
@@ -77,12 +76,15 @@ class Subscriptions:
         self.limits = limits
         self.authorization = authorization
         self.authorized_streams = AuthorizedStreams(hub, bridge, authorization)
-        self.epoch = epoch
         self.serves = serves
         self.serves_contents = serves_contents
         self.is_stopping = False
         """Whether the server stops: streams that open now end immediately, and take over no durable subscription."""
         self._terms = terms
+
+    @property
+    def epoch(self) -> str:
+        return self.hub.catalog.epoch
 
     def stop(self) -> None:
         self.is_stopping = True

@@ -1,0 +1,250 @@
+"""One replica of a cluster: keeps its items in the shared table, and the catalog that its clients see equal to it.
+
+A change of this server is written to the table, and applied when it comes back from there, as on all other replicas. So
+all replicas apply the same changes in the same order. While the table cannot be reached, clients see the last known
+state and the changes of this server; when it is back, the differences are written.
+
+The writes are level-triggered: a change only marks a key, and the value is read when it is written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import socket
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Any
+
+from mcp.server import Server
+
+from tidings.cluster.backend import Backend, Entry, OnProgress, Unavailable, Write
+from tidings.cluster.middleware import ClusterMiddleware
+from tidings.cluster.shared_state import (
+    ReplicaInfo,
+    SharedState,
+    content_write,
+    item_write,
+    leave_write,
+    replica_write,
+    unknown_write,
+)
+from tidings.core.catalog import Catalog
+from tidings.core.digest import split_digest
+from tidings.core.hub import Hub
+from tidings.core.model import Change, Feature, Version
+from tidings.server.list_reader import ListReader
+from tidings.server.loop_bridge import LoopBridge
+
+__all__ = ["Replica"]
+
+logger = logging.getLogger(__name__)
+
+_LEASE = 3.0
+"""Seconds after which the items of a replica that does not answer are removed. It renews its entry three times as
+often: one renewal that is late or lost has no effect."""
+
+_LEAVE_TIMEOUT = 1.0
+"""Seconds that the end of a server waits for the table."""
+
+_CATCH_UP_TIMEOUT = 2.0
+"""Seconds that a client waits that has seen a newer state on another replica."""
+
+
+class Replica:
+    """The membership of one server in a cluster. The server's name is that of the cluster."""
+
+    def __init__(
+        self, backend: Backend, server: Server[Any], own: Catalog, hub: Hub, bridge: LoopBridge, reader: ListReader
+    ) -> None:
+        self.id = secrets.token_hex(6)
+        self._backend = backend
+        self._server = server
+        self._own = own
+        self._hub = hub
+        self._bridge = bridge
+        self.state = SharedState(hub.catalog, self.id)
+        self.lost_reason: str | None = "it has not been reached yet"
+        """Why the table can't be reached; None if it can."""
+        self._lock = threading.Lock()
+        self._writes: dict[str, Write] = {}
+        """The changes that are not written yet, by key."""
+        self._has_work = asyncio.Event()
+        self._applied = asyncio.Event()
+        self._is_joined = False
+        """Whether the entry of this replica was written, and has not expired since."""
+        self._started = datetime.now(UTC).isoformat(timespec="seconds")
+        own.follow(self._on_changes)
+        server.middleware.append(ClusterMiddleware(backend, self.state, own, hub.catalog, reader))
+
+    # On any thread
+
+    def _on_changes(self, changes: tuple[Change, ...]) -> None:
+        # With the lock of the own catalog, so the writes of a key are in the order of its changes.
+        writes = [self._write_of(change) for change in changes]
+        with self._lock:
+            self._writes.update((write.key, write) for write in writes)
+        self._bridge.call(self._wake, writes)
+
+    def _write_of(self, change: Change) -> Write:
+        topic = change.topic
+        if not isinstance(topic, Feature):
+            return content_write(topic, change.digest, change.metadata, change.trace)
+        if change.is_unknown:
+            return unknown_write(topic, split_digest(change.digest)[1])
+        return item_write(self.id, topic, change.key, change.item, change.trace)
+
+    # On the event loop
+
+    def _wake(self, writes: Sequence[Write]) -> None:
+        if self.lost_reason is not None:
+            self._apply_locally(writes)
+        self._has_work.set()
+
+    def _apply_locally(self, writes: Sequence[Write]) -> None:
+        for write in writes:
+            self.state.apply_locally(write)
+
+    async def run(self) -> None:
+        """Take part in the cluster until cancelled."""
+        self._has_work.set()
+        connection = asyncio.create_task(self._backend.run(self._server.name, self.id, self, self._handle_call))
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._write_changes())
+                tasks.create_task(self._renew())
+        finally:
+            with suppress(Unavailable, TimeoutError):
+                async with asyncio.timeout(_LEAVE_TIMEOUT):
+                    await self._backend.write([leave_write(self.id)])
+            connection.cancel()
+
+    async def _write_changes(self) -> None:
+        while True:
+            await self._has_work.wait()
+            self._has_work.clear()
+            if self.lost_reason is not None:
+                continue  # `load` or `apply` wakes this up
+            with self._lock:
+                writes, self._writes = self._writes, {}
+            try:
+                await self._backend.write([write for write in writes.values() if not self.state.is_written(write)])
+                if not self._is_joined:
+                    await self._join()
+            except Unavailable as error:
+                logger.debug("changes could not be written: %s", error)
+                with self._lock:
+                    self._writes = writes | self._writes
+                if self.lost_reason is not None:
+                    self._apply_locally(list(writes.values()))
+                else:
+                    await asyncio.sleep(_LEASE / 3)
+                    self._has_work.set()
+
+    async def _join(self) -> None:
+        await self._backend.write([replica_write(self.id, self._describe(), _LEASE)])
+        self._is_joined = True
+
+    async def _renew(self) -> None:
+        while True:
+            await asyncio.sleep(_LEASE / 3)
+            if self._is_joined and self.lost_reason is None:
+                with suppress(Unavailable):
+                    await self._backend.write([replica_write(self.id, self._describe(), _LEASE)])
+
+    def _describe(self) -> ReplicaInfo:
+        digests = {feature.value: self._hub.catalog.items(feature).version.digest for feature in Feature}
+        return ReplicaInfo(
+            started=self._started,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            digests=digests,
+            applied=self.state.order,
+            streams=len(self._hub),
+        )
+
+    def _write_all(self) -> None:
+        """Write the items of this server again. What the table has already is left out."""
+        with self._own.lock:
+            writes = [
+                item_write(self.id, feature, item.key, item)
+                for feature in Feature
+                for item in self._own.items(feature).snapshot()
+            ]
+            with self._lock:
+                self._writes.update((write.key, write) for write in writes)
+                for key in self.state.own_keys():
+                    self._writes.setdefault(key, Write(key, None))
+        self._has_work.set()
+
+    # The watcher of the backend
+
+    def load(self, epoch: str, entries: Sequence[Entry], order: int) -> None:
+        self._set_reachable()
+        is_new_table = epoch != self._hub.catalog.epoch
+        self._hub.catalog.epoch = epoch
+        contents = self._hub.catalog.resources.contents() if is_new_table else {}
+        with self._lock:
+            pending = set(self._writes)
+            for uri, version in contents.items():  # a table that was lost is filled again
+                write = content_write(uri, version.digest)
+                self._writes.setdefault(write.key, write)
+        self.state.load(entries, order, pending)
+        self._is_joined = self.id in self.state.replicas
+        self._after_apply(entries)
+        self._write_all()
+
+    def apply(self, entries: Sequence[Entry]) -> None:
+        if self.lost_reason is not None:
+            self._set_reachable()
+            self._has_work.set()
+        for entry in entries:
+            self.state.apply(entry)
+            if entry.key == f"replica/{self.id}" and entry.value is None:
+                self._is_joined = False  # expired: this process was paused, or could not write
+                self._write_all()
+        self._after_apply(entries)
+
+    def lose(self, reason: str) -> None:
+        if self.lost_reason is None:
+            logger.warning(
+                "%s: the cluster can't be reached, serving the last known items: %s", self._server.name, reason
+            )
+        self.lost_reason = reason
+        with self._lock:
+            pending = list(self._writes.values())
+        self._apply_locally(pending)
+
+    def _set_reachable(self) -> None:
+        if self.lost_reason is not None:
+            logger.info("%s: the cluster can be reached", self._server.name)
+        self.lost_reason = None
+
+    def _after_apply(self, entries: Sequence[Entry]) -> None:
+        # A client may have fetched any version from another replica.
+        fetched, catalog = self._hub.notifications.fetched, self._hub.catalog
+        for feature in Feature:
+            fetched.record(feature, Version(catalog.items(feature).version.revision, ""))
+        for entry in entries:
+            kind, _, uri = entry.key.partition("/")
+            if kind == "content" and entry.value is not None:
+                version = catalog.resources.content(uri)
+                fetched.record(uri, Version(version.revision, ""))
+                # `live.resources.updated(etag=…)` compares with the content that all replicas know.
+                self._own.resources.put_content(uri, version.digest, is_silent=True)
+        self._applied.set()
+        self._applied = asyncio.Event()
+
+    async def _handle_call(self, request: bytes, on_progress: OnProgress) -> bytes:
+        raise NotImplementedError
+
+    async def wait_for_revision(self, revision: int) -> None:
+        """Wait until this replica has applied what a client has seen on another one, or a timeout is over."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_CATCH_UP_TIMEOUT):
+                while self._hub.catalog.revision < revision and self.lost_reason is None:
+                    await self._applied.wait()

@@ -1,0 +1,180 @@
+"""Several servers with one shared table: what their clients see and are told."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import pytest
+from mcp.client.client import Client
+from mcp.server.mcpserver import MCPServer
+
+from tests.support.waiting import until
+from tidings import Live
+from tidings.cluster.memory import MemoryBackend, MemoryTable
+from tidings.core.model import Feature, Notification
+
+pytestmark = pytest.mark.anyio
+
+
+class Member:
+    """One replica, with a client and a record of what a listener in its process was told."""
+
+    def __init__(self, table: MemoryTable) -> None:
+        self.server = MCPServer("board", log_level="CRITICAL")
+        self.backend = MemoryBackend(table)
+        self.live = Live(self.server, cluster=self.backend)
+        self.told: list[Notification] = []
+        self.client = Client(self.server)
+
+    @asynccontextmanager
+    async def serve(self) -> AsyncIterator[Member]:
+        async with self.client:
+            await self.client.list_tools()
+            self.live.hub.subscribe(self._record, "tools", uris=["board://**"])
+            await until(lambda: self.is_member)
+            yield self
+        self.live.stop()
+
+    def _record(self, notification: Notification) -> None:
+        self.told.append(notification)
+
+    @property
+    def is_member(self) -> bool:
+        replica = self.live.replica
+        return replica is not None and replica.id in replica.state.replicas
+
+    async def tools(self) -> list[str]:
+        return [tool.name for tool in (await self.client.list_tools()).tools]
+
+    @property
+    def digest(self) -> str:
+        return self.live.catalog.version(Feature.TOOLS).digest
+
+
+def add(member: Member, name: str, description: str = "") -> None:
+    def function() -> str:
+        return name
+
+    member.live.tools.add(function, name=name, description=description, replace=True)
+
+
+@asynccontextmanager
+async def members(number: int) -> AsyncIterator[list[Member]]:
+    table = MemoryTable()
+    async with AsyncExitStack() as stack:
+        yield [await stack.enter_async_context(Member(table).serve()) for _ in range(number)]
+
+
+async def settle(replicas: list[Member], *tools: str) -> None:
+    """Wait until all replicas have these tools, and check that their clients see the same version."""
+    expected = set(tools)
+    await until(lambda: all({item.key for item in each.live.catalog.tools.snapshot()} == expected for each in replicas))
+    for member in replicas:
+        assert await member.tools() == sorted(tools)
+    assert len({member.digest for member in replicas}) == 1
+
+
+async def test_tool_that_is_added_on_one_replica_is_listed_and_notified_on_all() -> None:
+    async with members(3) as replicas:
+        add(replicas[1], "deploy")
+        await settle(replicas, "deploy")
+        assert [len(member.told) for member in replicas] == [1, 1, 1]
+        assert len({member.live.catalog.version(Feature.TOOLS) for member in replicas}) == 1
+
+
+async def test_same_change_on_all_replicas_is_notified_once() -> None:
+    async with members(3) as replicas:
+        for member in replicas:
+            add(member, "deploy")
+        await settle(replicas, "deploy")
+        add(replicas[0], "last")
+        await settle(replicas, "deploy", "last")
+        for member in replicas:
+            assert len({notification.version.digest for notification in member.told}) == len(member.told) == 2
+
+
+async def test_item_goes_with_its_last_owner() -> None:
+    async with members(2) as replicas, Member(replicas[0].backend.table).serve() as third:
+        add(third, "alone")
+        add(third, "both")
+        add(replicas[0], "both")
+        await settle([*replicas, third], "alone", "both")
+        third.live.stop()
+        await settle(replicas, "both")
+
+
+async def test_items_of_a_new_replica_appear_in_one_notification() -> None:
+    async with members(1) as (first,):
+        new = Member(first.backend.table)
+        for name in "abc":
+            add(new, name)
+        async with new.serve():
+            await settle([first, new], "a", "b", "c")
+            assert len(first.told) == 1
+
+
+async def test_newest_definition_counts_and_the_older_one_returns_when_its_replica_leaves() -> None:
+    async with members(2) as (old, new):
+        add(old, "deploy", "version 1")
+        await settle([old, new], "deploy")
+        add(new, "deploy", "version 2")
+        await until(lambda: (old.live.catalog.tools.get("deploy") or {})["description"] == "version 2")
+        assert (await old.client.list_tools()).tools[0].description == "version 2"
+        new.live.stop()
+        await until(lambda: (old.live.catalog.tools.get("deploy") or {})["description"] == "version 1")
+
+
+async def test_change_without_the_table_applies_locally_and_reaches_the_others_later() -> None:
+    async with members(2) as (here, there):
+        add(here, "before")
+        await settle([here, there], "before")
+        here.backend.disconnect()
+        add(here, "offline")
+        here.live.tools.remove("before")
+        add(there, "elsewhere")
+        await until(lambda: "offline" in here.live.catalog.tools and "before" not in here.live.catalog.tools)
+        assert await here.tools() == ["offline"]
+        here.backend.reconnect()
+        await settle([here, there], "offline", "elsewhere")
+
+
+async def test_emptied_table_is_filled_again() -> None:
+    async with members(2) as replicas:
+        add(replicas[0], "a")
+        add(replicas[1], "b")
+        replicas[0].live.resources.updated("board://x", etag="1")
+        await settle(replicas, "a", "b")
+        await until(lambda: replicas[1].live.catalog.version("board://x").digest)
+        epoch = replicas[0].live.epoch
+        told = [len(member.told) for member in replicas]
+        replicas[0].backend.table.clear()
+        await until(lambda: all(member.live.epoch != epoch and member.is_member for member in replicas))
+        add(replicas[0], "c")
+        await settle(replicas, "a", "b", "c")
+        assert len({member.live.catalog.version("board://x").digest for member in replicas}) == 1
+        for member in replicas:
+            revisions = [each.version.revision for each in member.told if each.topic is Feature.TOOLS]
+            assert revisions == sorted(revisions)
+        assert [len(member.told) for member in replicas] != told
+
+
+async def test_content_is_notified_once_on_each_replica_whoever_noticed_it() -> None:
+    async with members(2) as replicas:
+        for member in replicas:
+            member.live.resources.updated("board://sprint", etag="1")
+        await until(lambda: all(member.told for member in replicas))
+        replicas[1].live.resources.updated("board://sprint", etag="2")
+        await until(lambda: all(len(member.told) == 2 for member in replicas))
+        replicas[0].live.resources.updated("board://sprint", etag="2")  # known here from the other replica
+        replicas[0].live.resources.deleted("board://sprint")
+        await until(lambda: all(len(member.told) == 3 for member in replicas))
+        assert all(member.told[-1].is_deletion for member in replicas)
+
+
+async def test_change_that_cannot_be_read_is_notified_everywhere_without_details() -> None:
+    async with members(2) as replicas:
+        replicas[0].live.own_catalog.tools.mark_changed()
+        await until(lambda: all(len(member.told) == 1 for member in replicas))
+        assert not any(member.told[0].complete for member in replicas)
+        assert len({member.digest for member in replicas}) == 1
