@@ -13,7 +13,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -25,6 +25,7 @@ from tidings.cli import auth
 from tidings.cli.command_line import shell_command
 from tidings.cli.folder import check_workspace, open_workspace
 from tidings.cli.logs import LogFormat, LogLevel, LogOptions, set_up_logging
+from tidings.cli.nats import EMBEDDED, NATS_VARIABLE, NatsOptions, open_nats
 from tidings.cli.options import Folder, Token, TokenFile
 from tidings.cli.otlp import export_telemetry
 from tidings.cli.output import fail, pluralize, print_json_lines, print_stderr
@@ -107,6 +108,19 @@ def serve(
         int,
         typer.Option(help="The number of processes that serve. They share one address.", metavar="NUMBER", min=1),
     ] = 1,
+    nats: Annotated[
+        str | None,
+        typer.Option(
+            help="Share the catalog with all servers of this name through NATS: its URL, or `embedded` to start one. "
+            "Several workers without this option start one.",
+            metavar=f"URL|{EMBEDDED}",
+            envvar=NATS_VARIABLE,
+            show_envvar=True,
+        ),
+    ] = None,
+    nats_credentials: Annotated[
+        Path | None, typer.Option(help="Connect to NATS with this .creds file.", metavar="FILE", readable=False)
+    ] = None,
     metrics: Annotated[
         Metrics, typer.Option(help="The readers of /metrics: this machine, anyone, or none.")
     ] = Metrics.LOCAL,
@@ -144,7 +158,8 @@ def serve(
     if auth_token is not None and auth_token_file is not None and _get_source(context, "auth_token") != "ENVIRONMENT":
         fail("--auth-token and --auth-token-file exclude each other; give one of them")
     token = auth.read_token(auth_token, auth_token_file)
-    auth.erase_token_variable()
+    auth.erase_variable(auth.TOKEN_VARIABLE)
+    auth.erase_variable(NATS_VARIABLE)
     from tidings.http.local_addresses import is_local
 
     if not is_local(host) and token is None and not insecure:
@@ -153,6 +168,12 @@ def serve(
             f"Give a token (--auth-token-file FILE, or {auth.TOKEN_VARIABLE}), "
             "or --insecure if something in front of the server checks the callers"
         )
+    if workers > 1:
+        nats = nats or EMBEDDED
+    if nats_credentials is not None and nats in (None, EMBEDDED):
+        fail("--nats-credentials is for a NATS server of your own; give its URL with --nats")
+    if nats and state not in (None, "none"):
+        fail(f"--state {state} is for one process; with --nats or several workers, NATS keeps the state; leave it out")
     set_up_logging(logs)
     with _exit_with_0_on_signal(), _bind(host, port) as listener:
         server = _Server(
@@ -170,12 +191,17 @@ def serve(
             logs=logs,
             as_json=as_json,
         )
-        if workers == 1:
+        if not nats:
             server.run()
-        else:
+            return
+        with open_nats(nats, nats_credentials, folder, keeps_data=state is None) as (options, restart_nats):
+            server = replace(server, nats=options)
+            if workers == 1 and nats != EMBEDDED:
+                server.run()
+                return
             with without_gc():
                 server.preload()
-            run_workers(workers, server.run, server.greet)
+            run_workers(workers, server.run, server.greet, restart_nats)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,6 +221,7 @@ class _Server:
     state: str | None
     logs: LogOptions
     as_json: bool
+    nats: NatsOptions | None = None
 
     def preload(self) -> None:
         """Import what workers need, so that they share its memory."""
@@ -218,7 +245,7 @@ class _Server:
             from tidings.cli.status import show_status
             from tidings.http.app import serve_app
 
-            live = make_live(workspace, self.state)
+            live = make_live(workspace, self.state, self.nats and self.nats.connect())
             app: Any = live.http_app(host=self.host, streamable_http_path=self.path, transport_security=self.security)
         app.router.routes.extend(live.health_routes(metrics=self.metrics, token=self.token))
         if self.origins:
@@ -237,7 +264,7 @@ class _Server:
         with (
             export_telemetry(name, live.failures),
             show_status(live, workspace, self.logs, title=title) if is_shown else nullcontext(),
-            accept_commands(live, workspace, self.state),
+            accept_commands(live, workspace, "none" if self.nats else self.state),
         ):
             serve_app(
                 app,

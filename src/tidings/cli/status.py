@@ -66,6 +66,8 @@ def show_status(live: Live, workspace: Workspace, logs: LogOptions, *, title: st
 def hide_status(logs: LogOptions) -> None:
     """Log neither changes nor problems: another worker, which has the same ones, shows them."""
     _hide_records(() if logs.is_detailed else ("starting", "stopping", "told"), problems=True)
+    if not logs.is_detailed:
+        logging.getLogger("tidings.cluster").setLevel(logging.WARNING)
 
 
 def _hide_records(events: Collection[str], *, problems: bool) -> None:
