@@ -40,8 +40,8 @@ def test_the_licence_is_apache_2() -> None:
 
 def test_all_is_every_other_extra() -> None:
     extras = PROJECT["project"]["optional-dependencies"]
-    assert extras["all"] == ["tidings[fastmcp,otlp]"]
-    assert {"fastmcp", "otlp"} <= extras.keys()
+    assert extras["all"] == ["tidings[fastmcp,nats,otlp]"]
+    assert {"fastmcp", "nats", "otlp"} <= extras.keys()
 
 
 def test_the_readme_opens_with_what_it_is_and_two_commands() -> None:

@@ -11,8 +11,8 @@ import signal
 import ssl
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,9 @@ from tests.support.backends import replica
 from tests.support.certificates import make_certificates
 from tests.support.nats_credentials import make_credentials
 from tests.support.tcp_proxy import tcp_proxy
-from tests.support.waiting import until
+from tests.support.waiting import DEADLINE, free_port, until
 from tidings.cluster import Nats
-from tidings.cluster.backend import CallFailed, Unavailable
+from tidings.cluster.backend import CallFailed, Entry, Unavailable
 from tidings.cluster.embedded import EmbeddedNats
 from tidings.errors import TidingsError
 
@@ -157,8 +157,8 @@ async def test_a_handler_ends_when_its_caller_is_lost_and_a_call_when_its_handle
         replica(Nats(f"nats://127.0.0.1:{proxy.port}"), "s", "b") as b,
     ):
         progress: list[bytes] = []
-        to_b = asyncio.create_task(a.backend.call("b", b"wait", progress.append, 60))
-        to_a = asyncio.create_task(b.backend.call("a", b"wait", progress.append, 60))
+        to_b = asyncio.create_task(a.backend.call("b", b"wait", progress.append, 600))
+        to_a = asyncio.create_task(b.backend.call("a", b"wait", progress.append, 600))
         await until(lambda: len(progress) == 6)
         proxy.cut()
         for call in (to_a, to_b):
@@ -185,6 +185,58 @@ async def test_a_stream_with_another_configuration_is_refused(server: EmbeddedNa
         await request(f"STREAM.CREATE.{STREAM}", name=STREAM, subjects=["$KV.tidings-s.>"])
     backend = Nats(server.url)
     assert "was not created by Tidings" in await reason_of(backend)
+
+
+async def test_an_error_of_the_watcher_loads_the_table_again(
+    server: EmbeddedNats, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with replica(Nats(server.url), "s", "a") as a:
+        works = a.apply
+
+        def fail(entries: Sequence[Entry]) -> None:
+            a.apply = works  # type: ignore[method-assign]
+            raise ValueError("a defect")
+
+        a.apply = fail  # type: ignore[method-assign]
+        await a.write(("x", b"1"))
+        await a.until({"x": b"1"})
+        assert a.lost == ["ValueError: a defect"]
+        assert "the connection to NATS ended unexpectedly" in caplog.text
+
+
+@pytest.mark.slow  # the other servers elect a leader first
+async def test_a_cluster_of_three_nats_servers_may_lose_one(tmp_path: Path) -> None:
+    ports = [free_port() for _ in range(3)]
+    routes = ", ".join(f'"nats://127.0.0.1:{port}"' for port in ports)
+    with ExitStack() as stack:
+        servers = [
+            stack.enter_context(
+                EmbeddedNats(
+                    token=False,
+                    config=f"server_name: n{port}\n"
+                    f'cluster {{ name: three, listen: "127.0.0.1:{port}", routes: [{routes}] }}',
+                )
+            )
+            for port in ports
+        ]
+        url = ",".join(server.url for server in servers)
+        async with (
+            replica(Nats(url, copies=3), "s", "a") as a,
+            replica(Nats(url, copies=3), "s", "b") as b,
+            admin(url.partition(",")[0]) as request,
+        ):
+            await a.write(("x", b"1"), ("y", b"1"))
+            leader = (await request(f"STREAM.INFO.{STREAM}"))["cluster"]["leader"]
+            servers[ports.index(int(leader.removeprefix("n")))].kill()
+            async with asyncio.timeout(DEADLINE):
+                while a.table.get("x") != b"2":
+                    try:
+                        await a.write(("x", b"2"))
+                    except Unavailable:
+                        await until(lambda: a.is_connected)
+            await b.until({"x": b"2", "y": b"1"})
+            assert set(a.epochs) == set(b.epochs)
+            assert len(set(a.epochs)) == 1
 
 
 async def reason_of(backend: Nats) -> str:
@@ -269,7 +321,7 @@ async def test_credentials_with_the_permissions_of_one_server(tmp_path: Path) ->
         assert "Authorization Violation" in await reason_of(Nats(server.url))
         # Another server name is refused.
         other = Nats(server.url, credentials=path, prefix="other")
-        assert "NATS did not reply" in await reason_of(other)
+        assert "the NATS server denies" in await reason_of(other)
 
 
 @pytest.mark.parametrize(

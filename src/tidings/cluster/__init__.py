@@ -5,9 +5,10 @@ from typing import TYPE_CHECKING, Any
 from tidings.cluster.memory import MemoryBackend
 
 if TYPE_CHECKING:
+    from tidings.cluster.bus import NatsSubscriptionBus
     from tidings.cluster.nats import Nats
 
-__all__ = ["MemoryBackend", "Nats"]
+__all__ = ["MemoryBackend", "Nats", "NatsSubscriptionBus"]
 
 
 def __getattr__(name: str) -> Any:
@@ -16,4 +17,8 @@ def __getattr__(name: str) -> Any:
         from tidings.cluster.nats import Nats
 
         return Nats
+    if name == "NatsSubscriptionBus":
+        from tidings.cluster.bus import NatsSubscriptionBus
+
+        return NatsSubscriptionBus
     raise AttributeError(f"module 'tidings.cluster' has no attribute {name!r}")

@@ -62,6 +62,7 @@ class Nats:
     async def run(self, name: str, replica: str, watcher: Watcher, handler: CallHandler) -> None:
         loop = asyncio.get_running_loop()
         delay = FIRST_DELAY
+        self._is_lost = False
         while True:
             started = loop.time()
             try:
@@ -157,10 +158,14 @@ class _LoadObserver:
     def __init__(self, watcher: Watcher, on_loaded: Callable[[], None]) -> None:
         self._watcher = watcher
         self._on_loaded = on_loaded
-        self.apply = watcher.apply
-        self.lose = watcher.lose
 
     def load(self, epoch: str, entries: Sequence[Entry], order: int) -> None:
         self._on_loaded()
         self._watcher.load(epoch, entries, order)
         logger.info("connected to NATS, with %d entries", len(entries))
+
+    def apply(self, entries: Sequence[Entry]) -> None:
+        self._watcher.apply(entries)
+
+    def lose(self, reason: str) -> None:
+        self._watcher.lose(reason)

@@ -30,8 +30,8 @@ NatsError = nats.errors.Error
 
 CONNECT_TIMEOUT = 2
 """Seconds for TCP, and for the first line of the server. The next attempt follows soon."""
-REQUEST_TIMEOUT = 5.0
-"""Seconds for a reply of JetStream. A cluster that elects a leader needs some."""
+REQUEST_TIMEOUT = 2.0
+"""Seconds for a reply of JetStream. While a cluster elects a leader there is none, and the next attempt is sooner."""
 CLOSE_TIMEOUT = 1.0
 """Seconds to send what is buffered to a server that may be gone."""
 
@@ -97,7 +97,11 @@ def _check_credentials(path: Path) -> None:
 class Client(nats.aio.client.Client):
     """The only place that uses private parts of nats-py."""
 
-    requires_tls = False
+    def __init__(self, requires_tls: bool) -> None:
+        super().__init__()
+        self.requires_tls = requires_tls
+        self.denied: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        """Done when the server denies a subject: a request gets no reply then."""
 
     def _connect_command(self) -> bytes:
         if self.requires_tls and not self._server_info.get("tls_required"):
@@ -119,14 +123,15 @@ class Client(nats.aio.client.Client):
 
 async def connect(options: Options, name: str, inbox: str, on_closed: Callable[[], None], **more: Any) -> Client:
     """Return a new connection, or raise `Lost`. `on_closed` is called when the connection is lost or closed."""
-    client = Client()
-    client.requires_tls = options.tls is not None
+    client = Client(options.tls is not None)
 
     async def closed() -> None:
         on_closed()
 
-    async def ignore(error: Exception) -> None:
-        """Ignore errors that nats-py reports beside those that it raises: a lost connection ends with `closed`."""
+    async def notice(error: Exception) -> None:
+        """Ignore most errors that nats-py reports beside those that it raises: a lost connection ends with `closed`."""
+        if "permissions violation" in str(error).lower() and not client.denied.done():
+            client.denied.set_result(str(error))
 
     try:
         if options.credentials is not None:
@@ -136,7 +141,7 @@ async def connect(options: Options, name: str, inbox: str, on_closed: Callable[[
             name=name,
             inbox_prefix=inbox,
             closed_cb=closed,
-            error_cb=ignore,
+            error_cb=notice,
             allow_reconnect=False,
             max_reconnect_attempts=1,  # of this call; 0 would mean without end
             reconnect_time_wait=cast("int", 0.05),
@@ -148,7 +153,7 @@ async def connect(options: Options, name: str, inbox: str, on_closed: Callable[[
             tls=options.tls,
             **more,
         )
-    except (NatsError, OSError, TimeoutError, TidingsError) as error:
+    except Exception as error:  # nats-py raises many types
         reason = client.last_error if isinstance(error, nats.errors.NoServersError) else error
         await client.close_soon()
         raise Lost(f"{', '.join(options.servers)}: {str(reason) or type(reason).__name__}") from error
@@ -160,13 +165,20 @@ async def connect(options: Options, name: str, inbox: str, on_closed: Callable[[
 
 async def request_json(client: Client, subject: str, **values: Any) -> dict[str, Any]:
     """Return the reply of JetStream. Raise `Lost`, or `Refused` if the reply is an error."""
+    body = json.dumps(values).encode() if values else b""
+    requesting = asyncio.ensure_future(client.request(f"$JS.API.{subject}", body, timeout=REQUEST_TIMEOUT))
     try:
-        body = json.dumps(values).encode() if values else b""
-        reply = await client.request(f"$JS.API.{subject}", body, timeout=REQUEST_TIMEOUT)
+        waiting: list[asyncio.Future[Any]] = [requesting, client.denied]
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        if not requesting.done():
+            raise Lost(f"the NATS server denies {subject}: {client.denied.result()}")
+        reply = requesting.result()
     except nats.errors.NoRespondersError:
         raise Lost("JetStream is not available; is it enabled on the NATS server?") from None
     except nats.errors.TimeoutError:
         raise Lost(f"NATS did not reply within {REQUEST_TIMEOUT:g} s to {subject}") from None
+    finally:
+        requesting.cancel()
     result: dict[str, Any] = json.loads(reply.data)
     problem = result.get("error")
     if problem is not None:
