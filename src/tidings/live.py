@@ -199,7 +199,10 @@ class Live:
     def _join(self, backend: Backend) -> Replica:
         from tidings.cluster.replica import Replica
 
-        return Replica(backend, self.lowlevel, self.own_catalog, self.hub, self.bridge, self.list_reader)
+        replica = Replica(backend, self.lowlevel, self.own_catalog, self.hub, self.bridge, self.list_reader)
+        self.subscriptions.catch_up = replica.catch_up
+        self.metrics.count_replicas = replica.count_reachable
+        return replica
 
     @property
     def epoch(self) -> str:
@@ -247,7 +250,12 @@ class Live:
         from tidings.telemetry.metrics import render
 
         return routes(
-            self.missing_for_readiness, partial(render, self.metrics), health=health, metrics=metrics, token=token
+            self.missing_for_readiness,
+            self.find_degraded,
+            partial(render, self.metrics),
+            health=health,
+            metrics=metrics,
+            token=token,
         )
 
     def run(
@@ -308,6 +316,12 @@ class Live:
         if self.subscriptions.is_stopping or not self.bridge.is_bound:
             return ["the server"]
         return self.list_reader.find_missing() + ([] if self.source.is_answering else ["its source"])
+
+    def find_degraded(self) -> list[str]:
+        """Return the parts that are out of order while the server serves without them."""
+        if self.replica is None or self.replica.lost_reason is None:
+            return []
+        return [f"the cluster can't be reached: {self.replica.lost_reason}"]
 
     def _restart(self) -> None:
         """Start again after a stop: some applications do so in one process."""

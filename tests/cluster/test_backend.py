@@ -12,7 +12,7 @@ import pytest
 from tests.support.backends import Replica, replica
 from tests.support.waiting import until
 from tidings.cluster import MemoryBackend, Nats
-from tidings.cluster.backend import Backend, CallFailed, TooLarge, Unavailable, Write
+from tidings.cluster.backend import Backend, CallFailed, NotDelivered, TooLarge, Unavailable, Write
 from tidings.cluster.embedded import EmbeddedNats
 from tidings.cluster.memory import MemoryTable
 
@@ -212,7 +212,7 @@ async def test_the_timeout_of_a_call_cancels_the_handler(join: Join) -> None:
 async def test_a_call_to_a_missing_replica_fails_at_once(join: Join) -> None:
     async with join("a") as a:
         async with asyncio.timeout(15):
-            with pytest.raises(CallFailed, match="replica nobody"):
+            with pytest.raises(NotDelivered, match="replica nobody"):
                 await a.backend.call("nobody", b"", lambda progress: None, 60)
 
 
@@ -223,8 +223,9 @@ async def test_a_call_fails_when_the_replica_leaves(join: Join) -> None:
             call = asyncio.create_task(a.backend.call("b", b"wait", progress.append, 60))
             await until(lambda: len(progress) == 3)
         assert b.cancelled == 1
-        with pytest.raises(CallFailed):
+        with pytest.raises(CallFailed) as raised:
             await call
+        assert not isinstance(raised.value, NotDelivered)
 
 
 async def test_nothing_is_written_or_called_before_the_start_and_after_the_end(join: Join) -> None:
@@ -232,7 +233,7 @@ async def test_nothing_is_written_or_called_before_the_start_and_after_the_end(j
         pass
     with pytest.raises(Unavailable):
         await a.write(("x", b"1"))
-    with pytest.raises(CallFailed):
+    with pytest.raises(NotDelivered):
         await a.backend.call("a", b"", lambda progress: None, 1)
 
 

@@ -178,3 +178,42 @@ async def test_change_that_cannot_be_read_is_notified_everywhere_without_details
         await until(lambda: all(len(member.told) == 1 for member in replicas))
         assert not any(member.told[0].complete for member in replicas)
         assert len({member.digest for member in replicas}) == 1
+
+
+async def test_items_of_another_replica_can_be_called_read_and_got() -> None:
+    async with members(2) as (here, there):
+
+        @there.server.tool()
+        def double(number: int) -> int:
+            return 2 * number
+
+        @there.server.prompt()
+        def greet(name: str) -> str:
+            return f"Hello {name}"
+
+        @there.server.resource("board://sprint")
+        def sprint() -> str:
+            return "sprint 1"
+
+        @there.server.resource("board://cards/{number}")
+        def card(number: str) -> str:
+            return f"card {number}"
+
+        await until(lambda: "board://cards/{number}" in here.live.catalog.resources)
+        result = await here.client.call_tool("double", {"number": 21})
+        assert result.structured_content == {"result": 42}
+        prompt = await here.client.get_prompt("greet", {"name": "Ada"})
+        assert prompt.messages[0].content.text == "Hello Ada"  # type: ignore[union-attr]  # it is a text
+        for uri, text in {"board://sprint": "sprint 1", "board://cards/7": "card 7"}.items():
+            assert (await here.client.read_resource(uri)).contents[0].text == text  # type: ignore[union-attr]  # the same
+
+
+async def test_lost_cluster_is_reported_and_recovers() -> None:
+    async with members(2) as (here, there):
+        assert here.live.find_degraded() == []
+        here.backend.disconnect("no route")
+        await until(lambda: here.live.find_degraded() == ["the cluster can't be reached: no route"])
+        add(there, "meanwhile")
+        here.backend.reconnect()
+        await settle([here, there], "meanwhile")
+        assert here.live.find_degraded() == []

@@ -36,6 +36,7 @@ from pydantic import AnyHttpUrl
 
 from tests.support.forking import forked_command
 from tests.support.messages import META, initialize
+from tests.support.waiting import until
 from tidings.server import internals
 from tidings.server.methods import LIST_METHODS
 
@@ -248,6 +249,29 @@ async def test_connection_has_state_and_an_exit_stack(mode: str) -> None:
     # A legacy connection lasts for many requests, a modern one for one.
     assert seen[-1] == (None, ["first", "second"] if mode == "legacy" else ["second"])
     assert ended == (["first"] if mode == "legacy" else ["first", "second"])
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("mode", ["legacy", "auto"])
+async def test_any_notification_can_be_sent_on_the_channel_of_a_request(mode: Any) -> None:
+    received: list[str] = []
+
+    async def list_tools(ctx: Any, params: Any) -> ListToolsResult:
+        return ListToolsResult(tools=[])
+
+    async def call_tool(ctx: ServerRequestContext[Any, Any], params: Any) -> CallToolResult:
+        await internals.notify_request(ctx.session, "notifications/message", {"level": "info", "data": "hello"})
+        return CallToolResult(content=[])
+
+    async def on_log(params: Any) -> None:
+        received.append(params.data)
+
+    server: Server[Any] = Server("board", on_list_tools=list_tools, on_call_tool=call_tool)
+    async with Client(server, mode=mode, logging_callback=on_log) as client:
+        await client.call_tool("first", {})
+        await until(lambda: received)
+
+    assert received == ["hello"]
 
 
 def test_lowlevel_server_handles_the_requests() -> None:

@@ -11,6 +11,7 @@ from typing import Annotated, cast
 
 import typer
 
+from tidings.cli.cluster import cluster
 from tidings.cli.config import config
 from tidings.cli.history import history
 from tidings.cli.new import new
@@ -40,6 +41,7 @@ app.command("validate")(validate)
 app.command("config")(config)
 app.command("history")(history)
 app.command("subscriptions")(subscriptions)
+app.add_typer(cluster, name="cluster")
 
 _UsageError = cast(type[Exception], typer.BadParameter.__base__)
 """Click's class. Some versions of Typer depend on Click, others contain it under a private name; none exports this."""

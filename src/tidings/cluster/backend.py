@@ -11,7 +11,18 @@ from typing import NamedTuple, Protocol
 
 from tidings.errors import TidingsError
 
-__all__ = ["Backend", "CallFailed", "CallHandler", "Entry", "OnProgress", "TooLarge", "Unavailable", "Watcher", "Write"]
+__all__ = [
+    "Backend",
+    "CallFailed",
+    "CallHandler",
+    "Entry",
+    "NotDelivered",
+    "OnProgress",
+    "TooLarge",
+    "Unavailable",
+    "Watcher",
+    "Write",
+]
 
 
 class Unavailable(TidingsError):
@@ -24,6 +35,10 @@ class TooLarge(Unavailable):
 
 class CallFailed(TidingsError):
     """A call to another replica got no reply: the replica is gone, or the timeout is over."""
+
+
+class NotDelivered(CallFailed):
+    """The replica never got the call, so another one can be called instead."""
 
 
 class Write(NamedTuple):
@@ -79,4 +94,5 @@ class Backend(Protocol):
 
     # The timeout is a parameter because the handler on the other replica gets it too.
     async def call(self, replica: str, request: bytes, on_progress: OnProgress, timeout: float) -> bytes:  # noqa: ASYNC109
-        """Return the reply of another replica. Cancelling this cancels the handler there. Raise `CallFailed`."""
+        """Return the reply of another replica. Cancelling this cancels the handler there. Raise `CallFailed`;
+        raise `NotDelivered` if it is certain that the handler never started."""

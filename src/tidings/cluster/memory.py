@@ -12,7 +12,17 @@ import uuid
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from tidings.cluster.backend import CallFailed, CallHandler, Entry, OnProgress, TooLarge, Unavailable, Watcher, Write
+from tidings.cluster.backend import (
+    CallFailed,
+    CallHandler,
+    Entry,
+    NotDelivered,
+    OnProgress,
+    TooLarge,
+    Unavailable,
+    Watcher,
+    Write,
+)
 
 __all__ = ["MemoryBackend", "MemoryTable"]
 
@@ -186,7 +196,7 @@ class MemoryBackend:
     async def call(self, replica: str, request: bytes, on_progress: OnProgress, timeout: float) -> bytes:  # noqa: ASYNC109 – as in the protocol
         target = self.table._find(replica)
         if self._connection is None or not self._reachable or target is None:
-            raise CallFailed(f"the replica {replica} cannot be reached")
+            raise NotDelivered(f"the replica {replica} cannot be reached")
         loop = asyncio.get_running_loop()
 
         def forward(progress: bytes) -> None:

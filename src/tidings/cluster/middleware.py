@@ -5,7 +5,7 @@ It is the innermost middleware, so the user's own middleware sees the lists and 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from mcp.server import ServerRequestContext
@@ -13,23 +13,35 @@ from mcp.server.context import CallNext, HandlerResult
 from pydantic import BaseModel
 
 from tidings.cluster.backend import Backend
+from tidings.cluster.calls import forward, is_forwarded
 from tidings.cluster.shared_state import SharedState
 from tidings.core.catalog import Catalog
+from tidings.core.hub import Hub
+from tidings.core.model import Feature
 from tidings.server.definitions import as_dict
 from tidings.server.list_reader import ListReader
-from tidings.server.methods import LIST_METHODS, ListMethod
+from tidings.server.methods import CALL_TOOL, GET_PROMPT, LIST_METHODS, READ_RESOURCE, ListMethod
+from tidings.server.uri_templates import read_template
 
 __all__ = ["ClusterMiddleware"]
 
 Ctx = ServerRequestContext[Any, Any]
 
+_CALLS: Final = {
+    CALL_TOOL: (Feature.TOOLS, "name"),
+    GET_PROMPT: (Feature.PROMPTS, "name"),
+    READ_RESOURCE: (Feature.RESOURCES, "uri"),
+}
+"""For each method that runs on the replica that has the item: its feature, and the parameter that names the item."""
+
 
 class ClusterMiddleware:
-    def __init__(self, backend: Backend, state: SharedState, own: Catalog, shared: Catalog, reader: ListReader) -> None:
+    def __init__(self, backend: Backend, state: SharedState, own: Catalog, hub: Hub, reader: ListReader) -> None:
         self._backend = backend
         self._state = state
         self._own = own
-        self._shared = shared
+        self._hub = hub
+        self._shared = hub.catalog
         self._reader = reader
 
     async def __call__(self, ctx: Ctx, call_next: CallNext) -> HandlerResult:
@@ -46,7 +58,22 @@ class ClusterMiddleware:
                         merged.sort(key=lambda definition: str(definition.get(method.key)))
                     return result | {method.member: merged}
             return result
-        return await call_next(ctx)
+        owners = self._find_owners(ctx) if ctx.method in _CALLS else []
+        return await forward(self._backend, owners, ctx, self._hub.tracer) if owners else await call_next(ctx)
+
+    def _find_owners(self, ctx: Ctx) -> list[str]:
+        """Return the replicas that can run a call; none if this one can, or if no other replica has the item."""
+        feature, member = _CALLS[ctx.method]
+        key = (ctx.params or {}).get(member)
+        own = self._own.items(feature)
+        if not isinstance(key, str) or key in own or is_forwarded(ctx):
+            return []
+        owners = self._state.owners(feature, key)
+        if owners or feature is not Feature.RESOURCES:
+            return owners
+        if any(_matches(item.key, key) for item in own.snapshot()):
+            return []
+        return next((self._state.owners(feature, each) for each in self._state.templates() if _matches(each, key)), [])
 
     def _merge(self, method: ListMethod, listed: list[dict[str, Any]], *, is_last: bool) -> list[dict[str, Any]]:
         """Return the items of one page as the cluster has them, and on the last page those of other replicas too.
@@ -71,3 +98,10 @@ class ClusterMiddleware:
                     if method.key in definition:
                         merged.append(definition)
         return merged
+
+
+def _matches(template: str, uri: str) -> bool:
+    try:
+        return "{" in template and read_template(template)(uri)
+    except ValueError:  # not a template that the SDK can parse
+        return False

@@ -12,9 +12,9 @@ import ssl
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from tidings.cluster.backend import CallFailed, CallHandler, Entry, OnProgress, Unavailable, Watcher, Write
+from tidings.cluster.backend import CallHandler, Entry, NotDelivered, OnProgress, Unavailable, Watcher, Write
 from tidings.cluster.nats_calls import Calls
-from tidings.cluster.nats_client import Client, Lost, Options, connect
+from tidings.cluster.nats_client import Client, Lost, Options, Refused, connect, request_json
 from tidings.cluster.nats_names import token as name_token
 from tidings.cluster.nats_table import Table
 
@@ -81,8 +81,28 @@ class Nats:
 
     async def call(self, replica: str, request: bytes, on_progress: OnProgress, timeout: float) -> bytes:  # noqa: ASYNC109 – as in the protocol
         if self._calls is None:
-            raise CallFailed(self._reason)
+            raise NotDelivered(self._reason)
         return await self._calls.call(replica, request, on_progress, timeout)
+
+    async def list_servers(self) -> list[str]:
+        """Return the names of the servers that have a table, as they are in NATS. Raise `Unavailable`."""
+        try:
+            client = await connect(self._options, "tidings", f"{self._prefix}.inbox", lambda: None)
+        except Lost as error:
+            raise Unavailable(f"NATS cannot be reached: {error}") from None
+        try:
+            streams: list[str] = []
+            while True:  # the server returns them in pages
+                page = await request_json(client, "STREAM.NAMES", offset=len(streams))
+                streams += page.get("streams") or ()
+                if not page.get("streams") or len(streams) >= page["total"]:
+                    break
+        except (Lost, Refused) as error:
+            raise Unavailable(str(error)) from None
+        finally:
+            await client.close_soon()
+        start = f"KV_{self._prefix}-"
+        return sorted(stream.removeprefix(start) for stream in streams if stream.startswith(start))
 
     async def _serve(self, name: str, replica: str, watcher: Watcher, handler: CallHandler) -> None:
         """Connect, and serve until the connection is lost."""

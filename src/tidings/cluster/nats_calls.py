@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from tidings.cluster.backend import CallFailed, CallHandler, OnProgress
+from tidings.cluster.backend import CallFailed, CallHandler, NotDelivered, OnProgress
 from tidings.cluster.nats_client import Client, Msg, NatsError
 from tidings.cluster.nats_names import token
 
@@ -88,7 +88,7 @@ class Calls:
                         raise CallFailed(f"the replica {replica} failed: {message.data.decode(errors='replace')}")
                     elif "Status" in headers:
                         has_ended = True
-                        raise CallFailed(f"the replica {replica} is gone")
+                        raise NotDelivered(f"the replica {replica} is gone")
         except TimeoutError:
             raise CallFailed(f"the replica {replica} did not reply within {timeout:g} s") from None
         except NatsError as error:

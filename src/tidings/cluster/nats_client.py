@@ -163,7 +163,7 @@ async def connect(options: Options, name: str, inbox: str, on_closed: Callable[[
     return client
 
 
-async def request_json(client: Client, subject: str, **values: Any) -> dict[str, Any]:
+async def request_json(client: Client, subject: str, /, **values: Any) -> dict[str, Any]:
     """Return the reply of JetStream. Raise `Lost`, or `Refused` if the reply is an error."""
     body = json.dumps(values).encode() if values else b""
     requesting = asyncio.ensure_future(client.request(f"$JS.API.{subject}", body, timeout=REQUEST_TIMEOUT))

@@ -15,14 +15,17 @@ import os
 import secrets
 import socket
 import threading
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
+from importlib.metadata import version
 from typing import Any
 
 from mcp.server import Server
 
-from tidings.cluster.backend import Backend, Entry, OnProgress, Unavailable, Write
+from tidings.cluster.backend import Backend, Entry, OnProgress, TooLarge, Unavailable, Write
+from tidings.cluster.calls import handle
 from tidings.cluster.middleware import ClusterMiddleware
 from tidings.cluster.shared_state import (
     ReplicaInfo,
@@ -48,6 +51,10 @@ _LEASE = 3.0
 """Seconds after which the items of a replica that does not answer are removed. It renews its entry three times as
 often: one renewal that is late or lost has no effect."""
 
+_CLEAN_UP_DELAY = 60.0
+"""Seconds after which the items of a replica that is gone are removed from the table. A replica that was only paused
+needs one write to have its items again."""
+
 _LEAVE_TIMEOUT = 1.0
 """Seconds that the end of a server waits for the table."""
 
@@ -67,6 +74,7 @@ class Replica:
         self._own = own
         self._hub = hub
         self._bridge = bridge
+        self._reader = reader
         self.state = SharedState(hub.catalog, self.id)
         self.lost_reason: str | None = "it has not been reached yet"
         """Why the table can't be reached; None if it can."""
@@ -75,11 +83,15 @@ class Replica:
         """The changes that are not written yet, by key."""
         self._has_work = asyncio.Event()
         self._applied = asyncio.Event()
+        self.is_running = False
+        """Whether it is connected, or tries to be."""
         self._is_joined = False
         """Whether the entry of this replica was written, and has not expired since."""
+        self._dead: dict[str, float] = {}
+        """The replicas that are gone, and since when."""
         self._started = datetime.now(UTC).isoformat(timespec="seconds")
         own.follow(self._on_changes)
-        server.middleware.append(ClusterMiddleware(backend, self.state, own, hub.catalog, reader))
+        server.middleware.append(ClusterMiddleware(backend, self.state, own, hub, reader))
 
     # On any thread
 
@@ -98,6 +110,10 @@ class Replica:
             return unknown_write(topic, split_digest(change.digest)[1])
         return item_write(self.id, topic, change.key, change.item, change.trace)
 
+    def count_reachable(self) -> int:
+        """Return the number of replicas that are alive; 0 if the cluster can't be reached."""
+        return 0 if self.lost_reason is not None else len(self.state.replicas)
+
     # On the event loop
 
     def _wake(self, writes: Sequence[Write]) -> None:
@@ -111,6 +127,7 @@ class Replica:
 
     async def run(self) -> None:
         """Take part in the cluster until cancelled."""
+        self.is_running = True
         self._has_work.set()
         connection = asyncio.create_task(self._backend.run(self._server.name, self.id, self, self._handle_call))
         try:
@@ -122,6 +139,8 @@ class Replica:
                 async with asyncio.timeout(_LEAVE_TIMEOUT):
                     await self._backend.write([leave_write(self.id)])
             connection.cancel()
+            await asyncio.gather(connection, return_exceptions=True)
+            self.is_running = False
 
     async def _write_changes(self) -> None:
         while True:
@@ -132,7 +151,7 @@ class Replica:
             with self._lock:
                 writes, self._writes = self._writes, {}
             try:
-                await self._backend.write([write for write in writes.values() if not self.state.is_written(write)])
+                await self._write([write for write in writes.values() if not self.state.is_written(write)])
                 if not self._is_joined:
                     await self._join()
             except Unavailable as error:
@@ -145,6 +164,19 @@ class Replica:
                     await asyncio.sleep(_LEASE / 3)
                     self._has_work.set()
 
+    async def _write(self, writes: Sequence[Write]) -> None:
+        """Write to the table. Leave out what is too large for it: only the clients of this replica see that."""
+        try:
+            await self._backend.write(writes)
+        except TooLarge:
+            for write in writes:
+                try:
+                    await self._backend.write([write])
+                except TooLarge as error:
+                    self._hub.counts.failures["items left out"] += 1
+                    logger.error("other replicas will not have an item: %s", error)
+                    self.state.apply_locally(write)
+
     async def _join(self) -> None:
         await self._backend.write([replica_write(self.id, self._describe(), _LEASE)])
         self._is_joined = True
@@ -154,7 +186,16 @@ class Replica:
             await asyncio.sleep(_LEASE / 3)
             if self._is_joined and self.lost_reason is None:
                 with suppress(Unavailable):
-                    await self._backend.write([replica_write(self.id, self._describe(), _LEASE)])
+                    await self._backend.write([replica_write(self.id, self._describe(), _LEASE), *self._clean_up()])
+
+    def _clean_up(self) -> list[Write]:
+        """Return the removals of the items of replicas that are gone for long. One replica does that for all."""
+        now, dead = time.monotonic(), self.state.dead_replicas()
+        self._dead = {replica: self._dead.get(replica, now) for replica in dead}
+        if self.id != min(self.state.replicas, default=None):
+            return []
+        due = [replica for replica, since in self._dead.items() if now - since >= _CLEAN_UP_DELAY]
+        return [write for replica in due for write in self.state.removals(replica)]
 
     def _describe(self) -> ReplicaInfo:
         digests = {feature.value: self._hub.catalog.items(feature).version.digest for feature in Feature}
@@ -162,6 +203,7 @@ class Replica:
             started=self._started,
             host=socket.gethostname(),
             pid=os.getpid(),
+            version=version("tidings"),
             digests=digests,
             applied=self.state.order,
             streams=len(self._hub),
@@ -240,9 +282,9 @@ class Replica:
         self._applied = asyncio.Event()
 
     async def _handle_call(self, request: bytes, on_progress: OnProgress) -> bytes:
-        raise NotImplementedError
+        return await handle(self._server, self._reader.lifespan, request, on_progress)
 
-    async def wait_for_revision(self, revision: int) -> None:
+    async def catch_up(self, revision: int) -> None:
         """Wait until this replica has applied what a client has seen on another one, or a timeout is over."""
         with suppress(TimeoutError):
             async with asyncio.timeout(_CATCH_UP_TIMEOUT):

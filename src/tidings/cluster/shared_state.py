@@ -41,6 +41,11 @@ _ORDER_BITS = 12
 below 2^53, the largest integer that JSON clients in JavaScript read exactly."""
 
 
+_REMOVAL_TTL = 3600.0
+"""Seconds for which the table keeps the record that an item was removed. A replica that is away for longer loads the
+table again."""
+
+
 class _ItemValue(msgspec.Struct, omit_defaults=True):
     item: msgspec.Raw
     trace: dict[str, str] | None = None
@@ -74,8 +79,10 @@ class _Definition(NamedTuple):
 def item_write(
     replica: str, feature: Feature, key: str, item: Item | None, trace: Mapping[str, str] | None = None
 ) -> Write:
-    value = None if item is None else msgspec.json.encode(_ItemValue(msgspec.Raw(item.json), _plain(trace)))
-    return Write(f"item/{replica}/{feature.value}/{key}", value)
+    name = f"item/{replica}/{feature.value}/{key}"
+    if item is None:
+        return Write(name, None, _REMOVAL_TTL)
+    return Write(name, msgspec.json.encode(_ItemValue(msgspec.Raw(item.json), _plain(trace))))
 
 
 def content_write(uri: str, digest: str, metadata: Any = None, trace: Mapping[str, str] | None = None) -> Write:
@@ -130,10 +137,23 @@ class SharedState:
         }
         return sorted(found, key=found.__getitem__, reverse=True)
 
-    def owned_templates(self) -> Iterable[str]:
+    def dead_replicas(self) -> set[str]:
+        """Return the replicas whose items are in the table although they are not alive."""
+        return {replica for replica, items in self._definitions.items() if items} - {*self.replicas, self._replica}
+
+    def removals(self, replica: str) -> list[Write]:
+        """Return the writes that remove the items of a replica from the table."""
+        return [item_write(replica, feature, key, None) for feature, key in self._definitions.get(replica, ())]
+
+    def templates(self) -> list[str]:
         """Return the URI templates that other replicas serve."""
-        for replica in self.replicas.keys() - {self._replica}:
-            yield from (key for feature, key in self._definitions.get(replica, ()) if "{" in key)
+        others = sorted(self.replicas.keys() - {self._replica})
+        return [
+            key
+            for replica in others
+            for feature, key in self._definitions.get(replica, ())
+            if feature is Feature.RESOURCES and "{" in key
+        ]
 
     # Applying
 

@@ -50,6 +50,12 @@ class Cursor:
         as_of = given.get("asOf")
         return cls(epoch, versions, as_of if as_of is None or _is_revision(as_of) else UNKNOWN_REVISION)
 
+    @property
+    def newest(self) -> int:
+        """The newest revision that the client knows."""
+        revisions = [version.revision for version in self.versions.values() if version is not None]
+        return max([*revisions, self.as_of or 0], default=0)
+
     def as_json(self) -> dict[str, Any]:
         return cursor_json(self.epoch, self.versions, self.as_of)
 

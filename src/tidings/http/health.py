@@ -33,13 +33,15 @@ _PROXY_HEADERS = frozenset({"forwarded", "via", "x-real-ip", "x-client-ip", "tru
 
 def routes(
     find_missing: Callable[[], list[str]],
+    find_degraded: Callable[[], list[str]],
     render_metrics: Callable[[], str],
     *,
     health: bool,
     metrics: Audience | None,
     token: str | None,
 ) -> list[Route]:
-    """Return the routes. `find_missing` returns the lists that the server needs before it is ready.
+    """Return the routes. `find_missing` returns the lists that the server needs before it is ready. `find_degraded`
+    returns what is out of order although the server is ready.
 
     With a token, a request for local metrics must contain it: a proxy on the same machine may not be recognizable.
     """
@@ -52,7 +54,8 @@ def routes(
     async def is_ready(request: Request) -> Response:
         waiting = find_missing()
         if not waiting:
-            return JSONResponse({"status": "ok"})
+            reasons = find_degraded()
+            return JSONResponse({"status": "degraded", "because": reasons} if reasons else {"status": "ok"})
         return JSONResponse({"status": "not ready", "waiting for": waiting}, 503, {"retry-after": "1"})
 
     async def get_metrics(request: Request) -> Response:

@@ -8,7 +8,7 @@ checked by `tests/http/test_internals_uvicorn.py`.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from operator import attrgetter
@@ -50,6 +50,7 @@ __all__ = [
     "has_tracer",
     "lifespan_state_of",
     "lowlevel_of",
+    "notify_request",
     "registry_of",
     "restart_idle_timeout",
     "session_of",
@@ -71,6 +72,11 @@ def has_tracer() -> bool:
 def connection_of(session: ServerSession) -> Connection:
     """Return the connection of a request. It has a `state`, and an `exit_stack` that is closed with it."""
     return session._connection
+
+
+async def notify_request(session: ServerSession, method: str, params: Mapping[str, Any] | None) -> None:
+    """Send any notification on the channel of the request, as the SDK's handlers do with a related request id."""
+    await session._request_outbound.notify(method, params)
 
 
 def write_stream_of(connection: Connection) -> object:

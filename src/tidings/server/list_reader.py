@@ -65,7 +65,8 @@ class ListReader:
         self._hub = hub
         self._catalog = catalog
         self._bridge = bridge
-        self._lifespan: Any = UNKNOWN
+        self.lifespan: Any = UNKNOWN
+        """What the lifespan of the server yielded."""
         self._stale: set[Feature] = set(Feature)
         self._unread: set[Feature] = set(Feature)
         """The lists that could not be read, or were not read yet."""
@@ -128,7 +129,7 @@ class ListReader:
         """Bind to the running event loop, and read the lists that are stale. Wait for at most `request_timeout`."""
         self._bridge.bind()
         if lifespan is not UNKNOWN:
-            self._lifespan = lifespan
+            self.lifespan = lifespan
         if (self._stale or self._started) and not self._is_late:
             reading = self._bridge.start_task(self._read_and_log_errors())
             done, _ = await asyncio.wait({reading}, timeout=self.request_timeout)
@@ -188,7 +189,7 @@ class ListReader:
             self._stale.add(feature)
             if (cause := self._hub.tracer.current_trace()) is not None:
                 self._causes[feature] = cause
-            if self._lifespan is not UNKNOWN:
+            if self.lifespan is not UNKNOWN:
                 self._bridge.call_soon(self._read_soon)
         except Exception as error:  # the user's add_tool() must not fail because of this
             self._stale.add(feature)
@@ -235,7 +236,7 @@ class ListReader:
                 self._stale.discard(feature)
                 self._replace(feature, listed)
                 return
-        if self._lifespan is UNKNOWN:
+        if self.lifespan is UNKNOWN:
             return
         # Before the request: a change during it makes the list stale again, and then it is read again.
         self._started[feature] = time.monotonic()
@@ -315,7 +316,7 @@ class ListReader:
             method,
             params,
             connection=Connection.from_envelope(version, None, {}),
-            lifespan_state=self._lifespan,
+            lifespan_state=self.lifespan,
         )
 
     # Into the catalog

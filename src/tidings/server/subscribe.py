@@ -12,7 +12,7 @@ acknowledgement and the subscription. A transport supplies only `deliver`: how b
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -78,6 +78,8 @@ class Subscriptions:
         self.authorized_streams = AuthorizedStreams(hub, bridge, authorization)
         self.serves = serves
         self.serves_contents = serves_contents
+        self.catch_up: Callable[[int], Awaitable[None]] | None = None
+        """Waits until a replica knows a revision that its client has seen on another one."""
         self.is_stopping = False
         """Whether the server stops: streams that open now end immediately, and take over no durable subscription."""
         self._terms = terms
@@ -110,6 +112,8 @@ class Subscriptions:
         try:
             owner = owner_of(principal)
             options = self._read_options(meta, capabilities, principal, owner)
+            if self.catch_up is not None and (cursor := Cursor.parse(options.resume)) and cursor.epoch == self.epoch:
+                await self.catch_up(cursor.newest)
             if requested is not None:
                 granted = await self.grant(requested, principal)
             else:

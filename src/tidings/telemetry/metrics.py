@@ -47,6 +47,7 @@ class MeasuredServer:
         self.hub = hub
         self.source = source
         self.slow_readers = slow_readers
+        self.count_replicas: Callable[[], int] = lambda: 0
         self.counters = Counters(hub.counts, getattr(source, "rescans", {}))
 
 
@@ -204,6 +205,13 @@ METRICS = (
         "Streams that the server ended because of their reader, by reason.",
         _counters(lambda counters: counters.counts.cut_off, *sorted(CUT_OFF)),
         ("reason",),
+    ),
+    Metric(
+        "tidings.cluster.replicas",
+        "gauge",
+        "{replica}",
+        "Replicas of the cluster that are alive; 0 if the server has no cluster or can't reach it.",
+        _number(lambda server: server.count_replicas()),
     ),
     Metric(
         "tidings.journal.size",

@@ -1,0 +1,91 @@
+"""`tidings cluster status`: the replicas of a cluster, and whether they agree."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tidings.cli.output import fail, print_json_lines, print_stderr, print_table
+from tidings.errors import TidingsError
+
+if TYPE_CHECKING:
+    from tidings.cluster.status import ClusterStatus
+
+__all__ = ["cluster"]
+
+cluster = typer.Typer(help="Show the replicas of a cluster.", no_args_is_help=True, rich_markup_mode=None)
+
+_TITLES = ("server", "replica", "host", "process", "since", "version", "items", "streams", "lag", "lists")
+
+
+@cluster.callback()
+def _group() -> None:
+    pass
+
+
+@cluster.command("status")
+def status(
+    nats: Annotated[
+        str, typer.Option(help="The URL of NATS.", metavar="URL", envvar="TIDINGS_NATS", show_envvar=True)
+    ] = "nats://127.0.0.1:4222",
+    nats_credentials: Annotated[
+        Path | None, typer.Option(help="Connect to NATS with this .creds file.", metavar="FILE", readable=False)
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="The name of one server; otherwise all servers in this NATS.", metavar="NAME")
+    ] = None,
+    timeout: Annotated[
+        float, typer.Option(help="Seconds to wait until the replicas agree.", metavar="SECONDS", min=0.1)
+    ] = 5.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per replica and line.")] = False,
+) -> None:
+    """Print the replicas of each server, and exit with status 1 if two of them have different lists."""
+    found = _read(nats, nats_credentials, name, timeout)
+    if as_json:
+        import msgspec
+
+        print_json_lines(
+            {"server": each.name, **msgspec.to_builtins(replica), "consistent": each.is_consistent}
+            for each in found
+            for replica in each.replicas
+        )
+    else:
+        rows = [
+            (
+                each.name,
+                *(replica.id, replica.host, str(replica.pid), replica.started, replica.version),
+                *(str(replica.items), str(replica.streams), str(replica.lag)),
+                " ".join(digest[:8] for digest in replica.digests.values()),
+            )
+            for each in found
+            for replica in each.replicas
+        ]
+        if rows:
+            print_table(_TITLES, rows, 0, {"": "bold"})
+        else:
+            print_stderr("There are no replicas.")
+    different = [each.name for each in found if not each.is_consistent]
+    if different:
+        fail(f"the replicas of {', '.join(different)} have different lists", 1)
+
+
+def _read(url: str, credentials: Path | None, name: str | None, timeout: float) -> list[ClusterStatus]:
+    try:
+        from tidings.cluster.nats import Nats
+    except ModuleNotFoundError as error:
+        fail(f"this needs the package {error.name}: pip install 'tidings[nats]'")
+    from tidings.cli.remote import run
+    from tidings.cluster.status import read_status
+
+    async def read() -> list[ClusterStatus]:
+        names = await Nats(url, credentials=credentials).list_servers() if name is None else [name]
+        return [await read_status(Nats(url, credentials=credentials), each, timeout) for each in names]
+
+    try:
+        return run(read())
+    except TimeoutError:
+        fail(f"NATS at {url} did not answer within {timeout:g} s; is it running?", 2)
+    except TidingsError as error:
+        fail(str(error), 2)
