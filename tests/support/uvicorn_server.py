@@ -37,12 +37,14 @@ class FastServer(uvicorn.Server):
 
 
 @asynccontextmanager
-async def run_uvicorn(app: Any, **options: Any) -> AsyncIterator[uvicorn.Server]:
-    """Serve an app on a free port of this machine; `options` are those of uvicorn."""
+async def run_uvicorn(
+    app: Any, *, sockets: list[socket.socket] | None = None, **options: Any
+) -> AsyncIterator[uvicorn.Server]:
+    """Serve an app on the given sockets or a free port of this machine; `options` are those of uvicorn."""
     options = {"port": 0, "log_config": None, "access_log": False, "timeout_graceful_shutdown": 1, **options}
     server = FastServer(uvicorn.Config(app, **options))
     # Not `serve()`, which would handle the signals of the tests' own process.
-    running = asyncio.create_task(server._serve())
+    running = asyncio.create_task(server._serve(sockets))
     await until(lambda: server.started or running.done())
     try:
         yield server

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = [
     "TOKEN_VARIABLE",
     "allow_origins",
-    "erase_token_variable",
+    "erase_variable",
     "make_security",
     "read_secret",
     "read_token",
@@ -53,19 +53,19 @@ def read_token(token: str | None, file: Path | None) -> str | None:
     return token
 
 
-def erase_token_variable() -> None:
-    """Remove the token from the environment, because no tool needs it.
+def erase_variable(name: str) -> None:
+    """Remove a variable with a secret from the environment, because no tool needs it.
 
     `os.environ.pop` alone leaves it in `/proc/PID/environ`, which the tools of the server can read."""
-    if TOKEN_VARIABLE in os.environ and sys.platform.startswith("linux"):
+    if name in os.environ and sys.platform.startswith("linux"):
         import ctypes
 
         getenv = ctypes.CDLL(None).getenv
         getenv.restype = ctypes.c_void_p
-        address = getenv(TOKEN_VARIABLE.encode())
+        address = getenv(name.encode())
         if address:
             ctypes.memset(address, 0, len(ctypes.string_at(address)))
-    os.environ.pop(TOKEN_VARIABLE, None)
+    os.environ.pop(name, None)
 
 
 class _TokenVerifier:

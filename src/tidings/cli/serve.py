@@ -11,9 +11,11 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,18 +25,21 @@ from tidings.cli import auth
 from tidings.cli.command_line import shell_command
 from tidings.cli.folder import check_workspace, open_workspace
 from tidings.cli.logs import LogFormat, LogLevel, LogOptions, set_up_logging
+from tidings.cli.nats import EMBEDDED, NATS_VARIABLE, NatsOptions, open_nats
 from tidings.cli.options import Folder, Token, TokenFile
 from tidings.cli.otlp import export_telemetry
 from tidings.cli.output import fail, pluralize, print_json_lines, print_stderr
 from tidings.cli.serve_stdio import StdioOptions, accept_commands, make_live, serve_stdio
+from tidings.cli.workers import Worker, run_workers
 from tidings.core.redact import one_line
 from tidings.server.garbage_collection import without_gc
 from tidings.server.process_exit import exit_process
 from tidings.workspace import DEFAULT_POLL
 
 if TYPE_CHECKING:
+    from mcp.server.transport_security import TransportSecuritySettings
+
     from tidings.http.health import Audience
-    from tidings.workspace.source import Workspace
 
 __all__ = ["serve"]
 
@@ -99,6 +104,23 @@ def serve(
             min=0,
         ),
     ] = DEFAULT_POLL,
+    workers: Annotated[
+        int,
+        typer.Option(help="The number of processes that serve. They share one address.", metavar="NUMBER", min=1),
+    ] = 1,
+    nats: Annotated[
+        str | None,
+        typer.Option(
+            help="Share the catalog with all servers of this name through NATS: its URL, or `embedded` to start one. "
+            "Several workers without this option start one.",
+            metavar=f"URL|{EMBEDDED}",
+            envvar=NATS_VARIABLE,
+            show_envvar=True,
+        ),
+    ] = None,
+    nats_credentials: Annotated[
+        Path | None, typer.Option(help="Connect to NATS with this .creds file.", metavar="FILE", readable=False)
+    ] = None,
     metrics: Annotated[
         Metrics, typer.Option(help="The readers of /metrics: this machine, anyone, or none.")
     ] = Metrics.LOCAL,
@@ -136,7 +158,8 @@ def serve(
     if auth_token is not None and auth_token_file is not None and _get_source(context, "auth_token") != "ENVIRONMENT":
         fail("--auth-token and --auth-token-file exclude each other; give one of them")
     token = auth.read_token(auth_token, auth_token_file)
-    auth.erase_token_variable()
+    auth.erase_variable(auth.TOKEN_VARIABLE)
+    auth.erase_variable(NATS_VARIABLE)
     from tidings.http.local_addresses import is_local
 
     if not is_local(host) and token is None and not insecure:
@@ -145,44 +168,144 @@ def serve(
             f"Give a token (--auth-token-file FILE, or {auth.TOKEN_VARIABLE}), "
             "or --insecure if something in front of the server checks the callers"
         )
+    if workers > 1:
+        nats = nats or EMBEDDED
+    if nats_credentials is not None and nats in (None, EMBEDDED):
+        fail("--nats-credentials is for a NATS server of your own; give its URL with --nats")
+    if nats and state not in (None, "none"):
+        fail(f"--state {state} is for one process; with --nats or several workers, NATS keeps the state; leave it out")
     set_up_logging(logs)
     with _exit_with_0_on_signal(), _bind(host, port) as listener:
-        url = _build_url(host, listener.getsockname()[1], path)
-        security = auth.make_security(host, allow_host or (), allow_origin or ())
-        workspace = open_workspace(folder, poll=poll)
-        if token is not None:
-            auth.require_token(workspace.server, token, url)
+        server = _Server(
+            listener=listener,
+            folder=folder,
+            url=_build_url(host, listener.getsockname()[1], path),
+            host=host,
+            path=path,
+            security=auth.make_security(host, allow_host or (), allow_origin or ()),
+            origins=allow_origin or (),
+            token=token,
+            metrics=_AUDIENCES[metrics],
+            poll=poll,
+            state=state,
+            logs=logs,
+            as_json=as_json,
+        )
+        if not nats:
+            server.run()
+            return
+        with open_nats(nats, nats_credentials, folder, keeps_data=state is None) as (options, restart_nats):
+            server = replace(server, nats=options)
+            if workers == 1 and nats != EMBEDDED:
+                server.run()
+                return
+            with without_gc():
+                server.preload()
+            run_workers(workers, server.run, server.greet, restart_nats)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Server:
+    """A folder that is served over HTTP, by this process or by workers."""
+
+    listener: socket.socket
+    folder: Path
+    url: str
+    host: str
+    path: str
+    security: TransportSecuritySettings | None
+    origins: Sequence[str]
+    token: str | None
+    metrics: Audience | None
+    poll: float
+    state: str | None
+    logs: LogOptions
+    as_json: bool
+    nats: NatsOptions | None = None
+
+    def preload(self) -> None:
+        """Import what workers need, so that they share its memory."""
+        import tidings.cli.status
+        import tidings.http.affinity
+        import tidings.http.router
+        import tidings.live
+        import tidings.workspace.source  # noqa: F401
+
+    def run(self, worker: Worker | None = None) -> None:
+        """Serve until this process gets a signal to end."""
+        is_shown = worker is None or worker.is_first  # the other workers would show the same
+        if not is_shown:
+            from tidings.cli.status import hide_status
+
+            hide_status(self.logs)
+        workspace = open_workspace(self.folder, poll=self.poll)
+        if self.token is not None:
+            auth.require_token(workspace.server, self.token, self.url)
         with without_gc():
             from tidings.cli.status import show_status
             from tidings.http.app import serve_app
 
-            live = make_live(workspace, state)
-            app = live.http_app(host=host, streamable_http_path=path, transport_security=security)
-        app.router.routes.extend(live.health_routes(metrics=_AUDIENCES[metrics], token=token))
-        if allow_origin:
-            auth.allow_origins(app, allow_origin)
+            live = make_live(workspace, self.state, self.nats and self.nats.connect())
+            app: Any = live.http_app(host=self.host, streamable_http_path=self.path, transport_security=self.security)
+        app.router.routes.extend(live.health_routes(metrics=self.metrics, token=self.token))
+        if self.origins:
+            auth.allow_origins(app, self.origins)
         name = workspace.settings.name
-        if as_json:
-            print_json_lines([{"name": name, "url": url, "workspace": str(workspace.root)}])
-        # A program reads the JSON log, so print neither a greeting nor a panel.
-        is_json_log = log_format is LogFormat.JSON
-        if is_json_log:
-            logger.info("serving %s on %s", name, url, extra={"tidings": {"event": "serving"}})
-        elif not quiet:
-            _print_greeting(workspace, folder, url, has_token=token is not None, is_local=is_local(host))
-        title = None if is_json_log else f"{one_line(name)}  {url}"
+        items = ", ".join(pluralize(number, feature.singular) for feature, number in workspace.count_items().items())
+        served = {"name": name, "items": items, "workspace": str(workspace.root)}
+        if worker is None:
+            self.greet(served)
+            title = None if self._is_json_log else f"{one_line(name)}  {self.url}"
+        else:
+            from tidings.http.affinity import SessionAffinity
+
+            app = SessionAffinity(app, worker.name, worker.sockets)
+            title = None  # a panel would show the clients of this worker alone
         with (
             export_telemetry(name, live.failures),
-            show_status(live, workspace, logs, title=title),
-            accept_commands(live, workspace, state),
+            show_status(live, workspace, self.logs, title=title) if is_shown else nullcontext(),
+            accept_commands(live, workspace, "none" if self.nats else self.state),
         ):
             serve_app(
                 app,
-                sockets=[listener],
+                sockets=[self.listener] if worker is None else [self.listener, worker.listener],
+                on_start=None if worker is None else partial(worker.report, served),
                 on_signal=_limit_shutdown,
                 log_config=None,
-                access_log=logs.effective_level is LogLevel.DEBUG,
+                access_log=self.logs.effective_level is LogLevel.DEBUG,
             )
+
+    def greet(self, served: dict[str, str]) -> None:
+        """Print what is served: the name, the items and the folder."""
+        if self.as_json:
+            print_json_lines([{"name": served["name"], "url": self.url, "workspace": served["workspace"]}])
+        if self._is_json_log:
+            logger.info("serving %s on %s", served["name"], self.url, extra={"tidings": {"event": "serving"}})
+        elif not self.logs.is_quiet:
+            self._print_greeting(served)
+
+    @property
+    def _is_json_log(self) -> bool:
+        """Whether a program reads the log, so that neither a greeting nor a panel is printed."""
+        return self.logs.format is LogFormat.JSON
+
+    def _print_greeting(self, served: dict[str, str]) -> None:
+        from tidings.http.local_addresses import is_local
+
+        quoted = shlex.quote(str(self.folder))
+        program = shell_command()
+        auth_option = " --auth" if self.token is not None else ""
+        print_stderr(f"Serving {one_line(served['name'])} on {self.url} ({served['items']}).")
+        if not is_local(self.host) and self.token is None:
+            print_stderr("Warning: there is no token, so every caller that reaches this machine may run the tools.")
+        print_stderr(
+            "Try next:\n"
+            "  add a file to tools/: every connected client gets the new tool\n"
+            f"  {program} config {quoted} --client claude-code --http {self.url}{auth_option}    "
+            "print a client's settings\n"
+            f"  {program} validate {quoted}    print the problems of each file\n"
+            "Stop with Ctrl-C."
+        )
 
 
 def _build_url(host: str, port: int, path: str) -> str:
@@ -256,20 +379,3 @@ def _bind(host: str, port: int) -> Iterator[socket.socket]:
                 fail(f"port {port} of {host} is in use; stop the program that uses it, or choose another with --port")
             fail(f"{host}:{port} can't be bound: {error.strerror or error}")
         yield listener
-
-
-def _print_greeting(workspace: Workspace, folder: Path, url: str, *, has_token: bool, is_local: bool) -> None:
-    quoted = shlex.quote(str(folder))
-    items = ", ".join(pluralize(number, feature.singular) for feature, number in workspace.count_items().items())
-    program = shell_command()
-    auth_option = " --auth" if has_token else ""
-    print_stderr(f"Serving {one_line(workspace.settings.name)} on {url} ({items}).")
-    if not is_local and not has_token:
-        print_stderr("Warning: there is no token, so every caller that reaches this machine may run the tools.")
-    print_stderr(
-        "Try next:\n"
-        "  add a file to tools/: every connected client gets the new tool\n"
-        f"  {program} config {quoted} --client claude-code --http {url}{auth_option}    print a client's settings\n"
-        f"  {program} validate {quoted}    print the problems of each file\n"
-        "Stop with Ctrl-C."
-    )

@@ -9,15 +9,17 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tidings.cli.auth import erase_token_variable
+from tidings.cli.auth import TOKEN_VARIABLE, erase_variable
 from tidings.cli.folder import PROJECT_VARIABLE, open_workspace
 from tidings.cli.logs import LogFormat, LogLevel, LogOptions, set_up_logging
+from tidings.cli.nats import NATS_VARIABLE
 from tidings.cli.state import choose_state_file, open_store
 from tidings.server.garbage_collection import without_gc
 from tidings.server.process_exit import exit_process
 from tidings.workspace import DEFAULT_POLL
 
 if TYPE_CHECKING:
+    from tidings.cluster.backend import Backend
     from tidings.live import Live
     from tidings.workspace.source import Workspace
 
@@ -77,7 +79,8 @@ def parse_arguments(arguments: Sequence[str]) -> StdioOptions | None:
 
 def serve_stdio(options: StdioOptions) -> None:
     set_up_logging(options.logs)
-    erase_token_variable()
+    erase_variable(TOKEN_VARIABLE)
+    erase_variable(NATS_VARIABLE)
     workspace = open_workspace(options.folder, poll=options.poll)
     with without_gc():
         live = make_live(workspace, options.state)
@@ -108,8 +111,10 @@ def accept_commands(live: Live, workspace: Workspace, state: str | None) -> Abst
     return serve_control(file, live.bridge, handle)
 
 
-def make_live(workspace: Workspace, state: str | None) -> Live:
-    """Return the `Live` of a workspace. `state` is the path of the state file, "none", or None for the default file."""
+def make_live(workspace: Workspace, state: str | None, cluster: Backend | None = None) -> Live:
+    """Return the `Live` of a workspace. `state` is the path of the state file, "none", or None for the default file.
+    A cluster keeps the state instead."""
     from tidings.live import Live
 
-    return Live(workspace, policy=workspace.settings.policy, store=open_store(workspace.root, state))
+    store = open_store(workspace.root, state) if cluster is None else None
+    return Live(workspace, policy=workspace.settings.policy, store=store, cluster=cluster)

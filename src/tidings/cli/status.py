@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tidings.live import Live
     from tidings.workspace.source import Workspace
 
-__all__ = ["Panel", "show_status"]
+__all__ = ["Panel", "hide_status", "show_status"]
 
 logger = logging.getLogger("tidings.serve")
 
@@ -57,17 +57,28 @@ def show_status(live: Live, workspace: Workspace, logs: LogOptions, *, title: st
         if logs.is_detailed:
             live.hub.log.level_unwatched = logging.INFO
 
-    def is_not_shown(record: logging.LogRecord) -> bool:
-        """Return False for a record that the status shows: a problem in the panel, or a change."""
-        is_problem = isinstance(record.args, tuple) and record.args and isinstance(record.args[0], Problem)
-        if is_problem and isinstance(status, Panel):
-            return False
-        return logs.is_detailed or getattr(record, "tidings", {}).get("event") != "told"
-
-    for handler in logging.getLogger().handlers:
-        handler.addFilter(is_not_shown)
+    hidden = () if logs.is_detailed else ("told",)
+    _hide_records(hidden, problems=isinstance(status, Panel))
     with status.run():
         yield
+
+
+def hide_status(logs: LogOptions) -> None:
+    """Log neither changes nor problems: another worker, which has the same ones, shows them."""
+    _hide_records(() if logs.is_detailed else ("starting", "stopping", "told"), problems=True)
+    if not logs.is_detailed:
+        logging.getLogger("tidings.cluster").setLevel(logging.WARNING)
+
+
+def _hide_records(events: Collection[str], *, problems: bool) -> None:
+    """Remove records of these events from the log, and problems of the workspace if `problems` is true."""
+
+    def is_shown(record: logging.LogRecord) -> bool:
+        is_problem = isinstance(record.args, tuple) and record.args and isinstance(record.args[0], Problem)
+        return not (problems and is_problem) and getattr(record, "tidings", {}).get("event") not in events
+
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(is_shown)
 
 
 class _Status:

@@ -143,10 +143,12 @@ def serve_app(
     app: Any,
     *,
     sockets: list[socket.socket] | None = None,
+    on_start: Callable[[], None] | None = None,
     on_signal: Callable[[], None] | None = None,
     **options: Any,
 ) -> None:
-    """Run uvicorn with an app until the process gets a signal to end, and call `on_signal` then.
+    """Run uvicorn with an app until the process gets a signal to end. Call `on_start` when it accepts connections, and
+    `on_signal` when it gets the signal.
 
     `options` are those of `uvicorn.Config`."""
     import uvicorn
@@ -156,6 +158,8 @@ def serve_app(
             await super().startup(sockets)
             gc.collect()
             freeze_objects()
+            if on_start is not None and self.started:
+                on_start()
 
         def handle_exit(self, sig: int, frame: Any) -> None:
             if on_signal is not None:

@@ -15,7 +15,7 @@ from tidings.http.legacy import LegacyStreams
 from tidings.http.listen import ListenStream, ListenStreams
 from tidings.http.lists import request_and_store, send_cached
 from tidings.http.request_checks import CheckedHeaders, RequestChecks, relevant_headers, strip_values
-from tidings.http.stream import Message, Receive, Scope, Send
+from tidings.http.stream import Message, Receive, Scope, Send, replay
 from tidings.server import internals
 from tidings.server.authorization import principal_of
 from tidings.server.list_cache import ListCache, Outcome
@@ -93,7 +93,7 @@ class Router:
             return  # the SDK would raise
         request = self._checks.list_request(checked.method, version, body)
         if request is None:
-            await self._app(_stripped(scope), _replay(messages, receive), send)
+            await self._app(_stripped(scope), replay(messages, receive), send)
             return
         if not self._reader.is_loaded:
             await self._reader.ensure_loaded()
@@ -101,13 +101,13 @@ class Router:
         while (response := cache.find(method, version)) is None and cache.is_cacheable(method):
             pending = cache.find_pending(method, version)
             if pending is None:
-                replayed = _replay(messages, receive)
+                replayed = replay(messages, receive)
                 await request_and_store(cache, self._app, _stripped(scope), replayed, send, method, version, tag)
                 return
             if await asyncio.shield(pending) is Outcome.NOT_CACHEABLE:
                 break
         if response is None or (session_id and not self._touch(session_id, scope)):
-            await self._app(_stripped(scope), _replay(messages, receive), send)
+            await self._app(_stripped(scope), replay(messages, receive), send)
             return
         await send_cached(response, send, tag, session_id)
 
@@ -131,7 +131,7 @@ class Router:
         request = self._checks.listen_request(checked.version, body)
         if request is None:
             # The SDK responds with the error, or accepts what Tidings does not, and then writes a stream.
-            await streams.serve_by_sdk(self._app, _stripped(scope), receive, send, _replay(messages, receive))
+            await streams.serve_by_sdk(self._app, _stripped(scope), receive, send, replay(messages, receive))
             return None
         if not self._reader.is_loaded:
             await self._reader.ensure_loaded()
@@ -152,18 +152,6 @@ class Router:
                 return messages, b""
             if not message.get("more_body"):
                 return messages, body
-
-
-def _replay(messages: list[Message], receive: Receive) -> Receive:
-    """Return a `receive` that returns the messages that were read, and then those that follow."""
-    kept = iter(messages)
-
-    async def replayed() -> Message:
-        for message in kept:
-            return message
-        return await receive()
-
-    return replayed
 
 
 def _session_id(scope: Scope) -> bytes | None:

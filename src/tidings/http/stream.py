@@ -35,6 +35,7 @@ __all__ = [
     "Send",
     "StreamCallbacks",
     "abort_unfinished",
+    "replay",
     "set_tcp_user_timeout",
 ]
 
@@ -295,6 +296,18 @@ def abort_unfinished(streams: Iterable[ResponseStream], loop: asyncio.AbstractEv
 
     if ending and loop is not None:
         loop.call_later(_SHUTDOWN_GRACE, abort, context=contextvars.Context())
+
+
+def replay(messages: list[Message], receive: Receive) -> Receive:
+    """Return a `receive` that returns the messages that were read, and then those that follow."""
+    kept = iter(messages)
+
+    async def replayed() -> Message:
+        for message in kept:
+            return message
+        return await receive()
+
+    return replayed
 
 
 def set_tcp_user_timeout(transport: asyncio.Transport, policy: Policy) -> None:

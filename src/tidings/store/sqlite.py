@@ -29,7 +29,7 @@ from tidings.store.file_errors import PERMISSION_CODES, primary_code, translate_
 from tidings.store.file_lock import FileLock, file_identity
 from tidings.store.rows import decode_row, encode_rows
 
-__all__ = ["SQLiteStore", "peek"]
+__all__ = ["SQLiteStore", "create_folder", "peek"]
 
 logger = logging.getLogger(__name__)
 
@@ -94,7 +94,7 @@ class SQLiteStore:
 
     def open(self) -> State:
         with translate_file_errors(self.path):
-            self._create_folder()
+            create_folder(self._absolute.parent)
             if self._absolute.exists() and not self._absolute.is_file():
                 raise StoreError(f"{self.path} is not a regular file; name another one")
             self._lock.acquire()
@@ -180,14 +180,6 @@ class SQLiteStore:
             raise StoreError(f"{self.path} is closed")
         return self._db
 
-    def _create_folder(self) -> None:
-        folder = self._absolute.parent
-        if not folder.exists():
-            folder.mkdir(parents=True)
-            if folder.name.startswith("."):
-                # A folder like .tidings/ in a user's project does not belong into its version control.
-                (folder / ".gitignore").write_text("*\n", encoding="utf-8")
-
     def _set_up(self) -> None:
         db = self._opened()
         is_new = not db.execute("PRAGMA user_version").fetchone()[0]
@@ -216,6 +208,15 @@ class SQLiteStore:
             run = db.execute("SELECT value FROM meta WHERE name = 'run'").fetchone()[0]
         db.execute("PRAGMA synchronous = NORMAL")
         return int(run)
+
+
+def create_folder(folder: Path) -> None:
+    """Create the folder of a state file, if it does not exist."""
+    if not folder.exists():
+        folder.mkdir(parents=True)
+        if folder.name.startswith("."):
+            # A folder like .tidings/ in a user's project does not belong into its version control.
+            (folder / ".gitignore").write_text("*\n", encoding="utf-8")
 
 
 def peek(path: Path | str) -> State:

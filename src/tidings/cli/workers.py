@@ -1,0 +1,310 @@
+"""The worker processes of `tidings serve --workers N`.
+
+The parent forks the workers, which share its listening socket, starts a worker again that has ended, and ends all of
+them on SIGTERM and SIGINT. It runs no code of the workspace and starts no thread, so it can fork at any time; a fork
+shares the memory of the imported modules, and starts in milliseconds. Workers end with their parent, however it ends:
+each has a thread that waits for the end of a pipe.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import logging
+import os
+import selectors
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+from tidings.cli.output import fail, print_stderr
+from tidings.errors import TidingsError
+from tidings.server.process_exit import exit_process
+
+__all__ = ["Worker", "run_workers"]
+
+logger = logging.getLogger(__name__)
+
+_STOP_TIMEOUT = 5.0
+"""Seconds until workers are killed. They exit by themselves after three."""
+
+_STABLE = 10.0
+"""Seconds after which the end of a worker is an accident, and no delay is needed before it starts again."""
+
+_FIRST_DELAY, _LONGEST_DELAY = 0.1, 10.0
+"""Seconds before a worker starts again that has ended soon: it would probably end again, and use the whole CPU."""
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD) if os.name == "posix" else ()
+
+
+class Worker(NamedTuple):
+    """What a worker process gets from its parent."""
+
+    name: str
+    sockets: dict[str, str]
+    """The paths of the Unix sockets of all workers, by name."""
+    listener: socket.socket
+    """The Unix socket of this worker, through which the others pass requests."""
+    report: Callable[[dict[str, Any]], None]
+    """Tells the parent that this worker accepts connections, and what it serves."""
+
+    @property
+    def is_first(self) -> bool:
+        return self.name == next(iter(self.sockets))
+
+
+class _Process:
+    """A worker as its parent sees it."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.pid: int | None = None
+        self.start_at = 0.0
+        """When to start it, if it does not run."""
+        self.started_at = 0.0
+        self.failures = 0
+        """The number of times in a row that it ended soon."""
+        self.report = b""
+
+
+def run_workers(
+    number: int,
+    run: Callable[[Worker], None],
+    on_ready: Callable[[dict[str, Any]], None],
+    on_child: Callable[[], None] = lambda: None,
+) -> None:
+    """Run `run` in each of several worker processes until this process gets SIGTERM or SIGINT.
+
+    `on_ready` is called with the report of the first worker when all have reported; `on_child` when any child process
+    has ended. If the first worker ends before it has reported, exit with its status."""
+    if not hasattr(os, "fork"):
+        fail("--workers needs a system with fork(), such as Linux or macOS; run one server per port instead")
+    folder = Path(tempfile.mkdtemp(prefix="tidings-"))  # for this user alone
+    try:
+        with _captured_signals() as signals, _alive_pipe() as alive:
+            _Parent(number, run, on_ready, on_child, folder, signals, alive).supervise()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+class _Signals(NamedTuple):
+    receiver: socket.socket
+    """Gets one byte for each signal: its number."""
+    restore: Callable[[], None]
+
+
+@contextmanager
+def _captured_signals() -> Iterator[_Signals]:
+    receiver, sender = socket.socketpair()
+    with receiver, sender:
+        receiver.setblocking(False)
+        sender.setblocking(False)
+        previous_fd = signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
+        previous = {number: signal.signal(number, lambda *_: None) for number in _SIGNALS}
+
+        def restore() -> None:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+            signal.set_wakeup_fd(previous_fd)
+
+        try:
+            yield _Signals(receiver, restore)
+        finally:
+            restore()
+
+
+@contextmanager
+def _alive_pipe() -> Iterator[tuple[int, int]]:
+    """Yield the ends of a pipe to which nothing is written: reading ends when the parent has ended."""
+    reading, writing = os.pipe()
+    try:
+        yield reading, writing
+    finally:
+        os.close(reading)
+        os.close(writing)
+
+
+class _Parent:
+    def __init__(
+        self,
+        number: int,
+        run: Callable[[Worker], None],
+        on_ready: Callable[[dict[str, Any]], None],
+        on_child: Callable[[], None],
+        folder: Path,
+        signals: _Signals,
+        alive: tuple[int, int],
+    ) -> None:
+        self._processes = [_Process(str(index)) for index in range(1, number + 1)]
+        self._run = run
+        self._on_ready = on_ready
+        self._on_child = on_child
+        self._folder = folder
+        self._signals = signals
+        self._alive = alive
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(signals.receiver, selectors.EVENT_READ)
+        self._missing = {process.name for process in self._processes}
+        """The workers that have never reported."""
+
+    def supervise(self) -> None:
+        gc.collect()
+        gc.freeze()  # the collector of a worker then does not write to the memory that all share
+        try:
+            while True:
+                self._start_due()
+                if self._wait(self._next_start()):
+                    return
+        finally:
+            self._stop()
+            self._selector.close()
+
+    def _next_start(self) -> float | None:
+        """Return the seconds until a worker has to be started, or None."""
+        due = [process.start_at for process in self._due()]
+        return max(0.0, min(due) - time.monotonic()) if due else None
+
+    def _due(self) -> list[_Process]:
+        """Return the workers that are to be started now or later.
+
+        The others start after the first one has reported, so that an error in the workspace is printed once."""
+        first = self._processes[0]
+        found = [first] if first.name in self._missing else self._processes
+        return [process for process in found if process.pid is None]
+
+    def _start_due(self) -> None:
+        now = time.monotonic()
+        for process in self._due():
+            if process.start_at <= now:
+                self._start(process)
+
+    def _wait(self, timeout: float | None) -> bool:
+        """Handle what happens next, and return whether to stop."""
+        for key, _ in self._selector.select(timeout):
+            if key.data is not None:
+                self._read_report(key.data, key.fd)
+                continue
+            with suppress(BlockingIOError):
+                received = self._signals.receiver.recv(4096)
+                if not {signal.SIGTERM, signal.SIGINT}.isdisjoint(received):
+                    return True
+                for process in self._processes:
+                    self._check_ended(process)
+                self._on_child()
+        return False
+
+    def _read_report(self, process: _Process, fd: int) -> None:
+        data = os.read(fd, 65536)
+        process.report += data
+        if data and not process.report.endswith(b"\n"):
+            return
+        self._selector.unregister(fd)
+        os.close(fd)
+        if data and self._missing:
+            self._missing.discard(process.name)
+            if not self._missing:
+                self._on_ready(json.loads(self._processes[0].report))
+
+    def _check_ended(self, process: _Process) -> None:
+        if process.pid is None or not (ended := os.waitpid(process.pid, os.WNOHANG))[0]:
+            return
+        process.pid = None
+        status = os.waitstatus_to_exitcode(ended[1])
+        if self._processes[0].name in self._missing:
+            raise SystemExit(status if status > 0 else 1)
+        now = time.monotonic()
+        if now - process.started_at >= _STABLE:
+            process.failures = 0
+        delay = min(_FIRST_DELAY * 2**process.failures, _LONGEST_DELAY)
+        process.failures += 1
+        process.start_at = now + delay
+        reason = f"status {status}" if status >= 0 else signal.Signals(-status).name
+        logger.warning("worker %s ended with %s; its sessions are lost, and it starts again", process.name, reason)
+
+    def _start(self, process: _Process) -> None:
+        sys.stdout.flush()  # or each worker would write what is buffered
+        reading, writing = os.pipe()
+        # A signal that the worker gets before it has its own handlers would be lost.
+        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        try:
+            process.pid = os.fork()
+            if process.pid == 0:
+                os.close(reading)
+                self._run_worker(process.name, writing)
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+        os.close(writing)
+        process.report = b""
+        process.started_at = time.monotonic()
+        self._selector.register(reading, selectors.EVENT_READ, process)
+
+    def _stop(self) -> None:
+        """End all workers, and kill those that do not end."""
+        for process in self._processes:
+            if process.pid is not None:
+                os.kill(process.pid, signal.SIGTERM)
+        end = time.monotonic() + _STOP_TIMEOUT
+        while running := [process for process in self._processes if process.pid is not None]:
+            remaining = end - time.monotonic()
+            if remaining <= 0:
+                logger.warning("workers still run after %g s; killing them: %d", _STOP_TIMEOUT, len(running))
+                for process in running:
+                    assert process.pid is not None
+                    os.kill(process.pid, signal.SIGKILL)
+            self._selector.select(max(remaining, 0.1))
+            with suppress(BlockingIOError):
+                self._signals.receiver.recv(4096)
+            for process in running:
+                assert process.pid is not None
+                if os.waitpid(process.pid, os.WNOHANG)[0]:
+                    process.pid = None
+
+    # In the worker
+
+    def _run_worker(self, name: str, report_fd: int) -> NoReturn:
+        status = 1
+        try:
+            # A group of its own, so that Ctrl-C in a terminal reaches only the parent, which then ends the workers.
+            os.setpgid(0, 0)
+            self._signals.restore()
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+            self._selector.close()
+            os.close(self._alive[1])
+            threading.Thread(target=self._end_with_parent, name="parent", daemon=True).start()
+            sockets = {process.name: str(self._folder / process.name) for process in self._processes}
+            with socket.socket(socket.AF_UNIX) as listener:
+                Path(sockets[name]).unlink(missing_ok=True)  # of a worker that was killed
+                listener.bind(sockets[name])
+                listener.listen(2048)
+
+                def report(values: dict[str, Any]) -> None:
+                    with suppress(BrokenPipeError), open(report_fd, "wb") as pipe:
+                        pipe.write(json.dumps(values).encode() + b"\n")
+
+                self._run(Worker(name, sockets, listener, report))
+            status = 0
+        except SystemExit as error:
+            status = error.code if isinstance(error.code, int) else 0 if error.code is None else 1
+        except TidingsError as error:
+            print_stderr(f"tidings: {error}")
+            status = 2
+        except BaseException:
+            logger.exception("worker %s failed", name)
+        finally:
+            with suppress(OSError):
+                sys.stdout.flush()
+            exit_process(status)  # not the usual way: the rest of the stack belongs to the parent
+
+    def _end_with_parent(self) -> None:
+        os.read(self._alive[0], 1)
+        logger.warning("the parent process has ended; stopping")
+        shutil.rmtree(self._folder, ignore_errors=True)
+        os.kill(os.getpid(), signal.SIGTERM)

@@ -1,0 +1,203 @@
+"""`tidings serve --workers N`: processes with real clients, killed workers, and a killed parent."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx2
+import pytest
+from mcp.client.client import Client
+from mcp.client.streamable_http import streamable_http_client
+
+from tests.support.command import GRACE, HELLO, TOKEN, Notifications, replace_file, serving, start_command, tidings
+from tests.support.waiting import DEADLINE, is_served, until
+from tests.support.wire_clients import LegacyWire, Stream, Wire, read_answer
+
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the states of processes are read from /proc"),
+]
+
+PIDS = """
+import os
+def pids() -> list[int]:
+    'Return the worker and its parent.'
+    return [os.getpid(), os.getppid()]
+"""
+
+
+@pytest.fixture
+async def http() -> AsyncIterator[httpx2.AsyncClient]:
+    """A client that opens a connection for each request, so that any worker may accept it."""
+    limits = httpx2.Limits(max_keepalive_connections=0)
+    async with httpx2.AsyncClient(limits=limits, timeout=DEADLINE, verify=False) as client:
+        yield client
+
+
+@pytest.fixture
+def pids_board(board: Path) -> Path:
+    (board / "tools" / "pids.py").write_text(PIDS)
+    return board
+
+
+def read_pids(answer: dict[str, object]) -> tuple[int, int]:
+    found = re.findall(r"\d+", json.dumps(answer["result"]["content"]))  # type: ignore[index]
+    return int(found[0]), int(found[1])
+
+
+async def find_workers(url: str, http: httpx2.AsyncClient, number: int) -> tuple[set[int], int]:
+    """Call a tool until all workers have answered, and return their process ids and that of the parent."""
+    workers: set[int] = set()
+    parent = 0
+    async with asyncio.timeout(DEADLINE):
+        while len(workers) < number:
+            answer = await Wire(url, http).post("tools/call", name="pids", arguments={})
+            worker, parent = read_pids(read_answer(answer.text))
+            workers.add(worker)
+    assert len(workers) == number
+    return workers, parent
+
+
+def is_running(pid: int) -> bool:
+    """Return whether a process exists and has not ended. Its new parent may not have collected its status yet."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state not in "ZX"
+
+
+def children_of(parent: int) -> set[int]:
+    found = set()
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if int(fields[1]) == parent:
+            found.add(int(path.parent.name))
+    return found
+
+
+def command_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_text()
+
+
+async def test_clients_of_both_eras_are_served_by_all_workers_and_a_signal_ends_them(
+    pids_board: Path, http: httpx2.AsyncClient
+) -> None:
+    async with serving(pids_board, "--workers", 3) as server:
+        _, parent = await find_workers(server.url, http, 3)
+        processes = {*children_of(parent), parent}
+        assert len(processes) > 4  # NATS too
+        for _ in range(3):
+            told = Notifications()
+            async with Client(
+                streamable_http_client(server.url, http_client=http), mode="legacy", message_handler=told
+            ) as client:
+                found = {str((await client.call_tool("pids")).content) for _ in range(8)}
+                assert len(found) == 1  # wherever the connections were accepted
+                for feature in ("tools", "prompts", "resources"):  # a workspace announces them to a legacy session
+                    await told.until(f"notifications/{feature}/list_changed")
+                file = pids_board / "tools" / "hello.py"
+                if file.exists():
+                    file.unlink()
+                else:
+                    replace_file(file, HELLO)
+                await told.until("notifications/tools/list_changed")
+                names = {tool.name for tool in (await client.list_tools()).tools}
+                assert ("hello" in names) is file.exists()
+        async with Client(server.url) as modern, modern.listen(tools_list_changed=True) as changes:
+            (pids_board / "tools" / "hello.py").unlink()
+            await anext(changes)
+            server.process.send_signal(signal.SIGINT)
+            async for _ in changes:
+                pass  # the stream ends with its result
+        log = server.greeting + await server.stop()
+        assert log.count("Serving") == log.count("stopping") == 1
+        assert log.count("tool hello added") == 2
+        assert not any(map(is_running, processes))
+
+
+async def test_killed_worker_starts_again_and_its_sessions_are_unknown(
+    pids_board: Path, http: httpx2.AsyncClient
+) -> None:
+    http.headers["Authorization"] = f"Bearer {TOKEN}"
+    async with serving(pids_board, "--workers", 2, "--quiet", "--json", env={"TIDINGS_AUTH_TOKEN": TOKEN}) as server:
+        async with httpx2.AsyncClient(verify=False, timeout=DEADLINE) as stranger:
+            assert (await stranger.post(server.url, json={})).status_code == 401
+        workers, _ = await find_workers(server.url, http, 2)
+        wire = LegacyWire(server.url, http)
+        await wire.shake_hands()
+        killed, _ = read_pids(await wire.post("tools/call", name="pids", arguments={}))
+        async with wire.stream() as stream:
+            os.kill(killed, signal.SIGKILL)
+            with pytest.raises((EOFError, httpx2.TransportError)):
+                await read_all(stream)
+        for _ in range(2):  # before and after the new start
+            answer = await http.post(server.url, json={}, headers=wire.headers)
+            assert (answer.status_code, answer.json()["error"]["message"]) == (404, "Session not found")
+            await until(lambda: not is_running(killed))
+            survivors = workers - {killed}
+            after, _ = await find_workers(server.url, http, 2)
+            assert after > survivors
+        again = LegacyWire(server.url, http)
+        await again.shake_hands()
+        log = await server.stop()
+        assert log.count("ended with SIGKILL; ") == 1
+
+
+async def read_all(stream: Stream) -> None:
+    while True:
+        await stream.message()
+
+
+async def test_no_process_survives_a_killed_parent(pids_board: Path, http: httpx2.AsyncClient) -> None:
+    async with serving(pids_board, "--workers", 2) as server:
+        _, parent = await find_workers(server.url, http, 2)
+        processes = {*children_of(parent), parent}
+        os.kill(parent, signal.SIGKILL)
+        await until(lambda: not any(map(is_running, processes)))
+        port = httpx2.URL(server.url).port
+        assert port is not None
+        assert not is_served(port)
+
+
+async def test_killed_nats_server_starts_again(pids_board: Path, http: httpx2.AsyncClient) -> None:
+    async with serving(pids_board, "--nats", "embedded") as server:
+        _, parent = await find_workers(server.url, http, 1)
+        (nats,) = (pid for pid in children_of(parent) if "nats-server" in command_of(pid))
+        os.kill(nats, signal.SIGKILL)
+        await server.line_with("the embedded NATS server has ended; starting it again")
+        await server.line_with("connected to NATS")
+        assert (pids_board / ".tidings" / "nats").is_dir()
+        await server.stop()
+
+
+async def test_worker_that_ends_during_its_first_start_ends_the_command(board: Path) -> None:
+    (board / "tools" / "exit.py").write_text("import os\nos._exit(7)\n")
+    async with asyncio.timeout(DEADLINE), start_command("serve", board, "--port", 0, "--workers", 2) as process:
+        assert await asyncio.wait_for(process.wait(), GRACE) == 7
+        assert b"Traceback" not in await process.stderr.read()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--stdio", "--workers", "2"], "--workers is for HTTP"),
+        (["--workers", "0"], "--workers"),
+        (["--workers", "2", "--state", "x.db"], "--state x.db is for one process"),
+        (["--nats", "embedded", "--state", "x.db"], "--state x.db is for one process"),
+        (["--workers", "2", "--nats-credentials", "x.creds"], "give its URL with --nats"),
+        (["--nats", "http://127.0.0.1:1"], "a NATS URL has the form"),
+    ],
+)
+def test_invalid_option_is_a_one_line_error(board: Path, options: list[str], message: str) -> None:
+    tidings("serve", board, *options).check_error(message)

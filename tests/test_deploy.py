@@ -1,0 +1,114 @@
+"""The files of deploy/ follow the schemas of Compose and Kubernetes, and use options and paths that exist."""
+
+from __future__ import annotations
+
+import json
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import msgspec
+import pytest
+import yaml
+from lightkube import codecs
+from typer.main import get_command
+
+from tests.support.http_server import example_server
+from tidings import Live
+from tidings.cli.commands import app
+
+DEPLOY = Path(__file__).parents[1] / "deploy"
+
+
+@pytest.fixture(scope="module")
+def compose() -> dict[str, Any]:
+    loaded: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+    return loaded
+
+
+@pytest.fixture(scope="module")
+def objects() -> dict[str, dict[str, Any]]:
+    """The Kubernetes objects, by kind and name."""
+    loaded = yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text())
+    return {f"{each['kind']}/{each['metadata']['name']}": each for each in loaded}
+
+
+def check_arguments(arguments: list[str]) -> None:
+    """Check that these are arguments of `tidings serve`."""
+    assert arguments[0] == "serve"
+    command = getattr(get_command(app), "commands")["serve"]  # noqa: B009  # typer does not declare it
+    with command.make_context("serve", arguments[1:]) as context:
+        assert context.params["nats"].startswith("nats://")
+        assert context.params["host"] == "0.0.0.0"
+
+
+def health_paths() -> set[str]:
+    return {route.path for route in Live(example_server()).health_routes()}
+
+
+def strip_none(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: strip_none(each) for name, each in value.items() if each is not None}
+    return [strip_none(each) for each in value] if isinstance(value, list) else value
+
+
+def test_compose_file_follows_its_schema(compose: dict[str, Any]) -> None:
+    schema = json.loads((files("check_jsonschema") / "builtin_schemas/vendor/compose-spec.json").read_text())
+    jsonschema.validate(compose, schema)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({**compose, "services": {"x": {"imag": "y"}}}, schema)
+
+
+def test_compose_file_starts_three_replicas_behind_nginx(compose: dict[str, Any]) -> None:
+    services = compose["services"]
+    tidings = services["tidings"]
+    assert tidings["deploy"]["replicas"] == 3
+    check_arguments(tidings["command"])
+    assert (DEPLOY / tidings["build"]["context"] / tidings["build"]["dockerfile"]).is_file()
+    assert any(path in tidings["healthcheck"]["test"][-1] for path in health_paths())
+    (configuration,) = services["nginx"]["volumes"]
+    nginx = (DEPLOY / configuration.split(":")[0]).read_text()
+    assert "server tidings:8765;" in nginx
+    assert nginx.count("{") == nginx.count("}")
+
+
+def check_object(given: dict[str, Any]) -> None:
+    """Check the types of all fields, that none is missing, and that none is unknown."""
+    kind = type(codecs.from_dict(given))
+    assert strip_none(msgspec.to_builtins(msgspec.convert(given, kind))) == given
+
+
+def test_kubernetes_objects_follow_their_schemas(objects: dict[str, dict[str, Any]]) -> None:
+    assert len(objects) == 5
+    for each in objects.values():
+        check_object(each)
+
+
+@pytest.mark.parametrize("wrong", [{"replica": 3}, {"replicas": "3"}, {"selector": None}])
+def test_kubernetes_object_with_a_wrong_field_is_noticed(
+    objects: dict[str, dict[str, Any]], wrong: dict[str, Any]
+) -> None:
+    deployment = objects["Deployment/tidings"]
+    with pytest.raises((AssertionError, msgspec.ValidationError)):
+        check_object({**deployment, "spec": {**deployment["spec"], **wrong}})
+
+
+def test_kubernetes_probes_ask_for_paths_that_exist(objects: dict[str, dict[str, Any]]) -> None:
+    (container,) = objects["Deployment/tidings"]["spec"]["template"]["spec"]["containers"]
+    check_arguments(container["args"])
+    probes = {name: container[f"{name}Probe"]["httpGet"] for name in ("startup", "liveness", "readiness")}
+    assert {probe["path"] for probe in probes.values()} <= health_paths()
+    assert {probe["port"] for probe in probes.values()} == {container["ports"][0]["name"]}
+    assert probes["readiness"]["path"] == "/health/ready"
+
+
+def test_kubernetes_names_and_labels_fit_together(objects: dict[str, dict[str, Any]]) -> None:
+    for name, workload in (("tidings", "Deployment"), ("tidings-nats", "StatefulSet")):
+        labels = objects[f"{workload}/{name}"]["spec"]["template"]["metadata"]["labels"]
+        assert objects[f"{workload}/{name}"]["spec"]["selector"]["matchLabels"] == labels
+        assert objects[f"Service/{name}"]["spec"]["selector"] == labels
+    (container,) = objects["Deployment/tidings"]["spec"]["template"]["spec"]["containers"]
+    port = objects["Service/tidings-nats"]["spec"]["ports"][0]["port"]
+    assert f"nats://tidings-nats:{port}" in container["args"]
+    assert objects["Service/tidings"]["spec"]["sessionAffinity"] == "ClientIP"
