@@ -68,7 +68,8 @@ async def measure(count: int) -> None:
         text = types.ListToolsResult(tools=[*mirror.tools.values()]).model_dump_json(by_alias=True, exclude_unset=True)
         first = held() - start - len(text)
         as_values, as_objects = decoded(text)
-        await mirror.client.list_tools()  # the client of the SDK keeps the schemas of the last list
+        await mirror.client.list_tools()  # the client of the SDK keeps the output schemas of the last list
+        await mirror.client.list_prompts()  # and the last message, until the next one
         later = held() - start - len(text)
         tracemalloc.stop()
         used = process_time()

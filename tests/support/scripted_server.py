@@ -83,6 +83,13 @@ class ScriptedServer:
     def names(self, name: str) -> list[str]:
         return sorted(self.lists[name])
 
+    async def changed(self) -> None:
+        """A subclass takes over the changed `lists` here."""
+
+    async def drop(self, server: Any) -> None:
+        """Close every connection without a last message."""
+        self.drop_connections(server)
+
     async def notify(self, feature: str, meta: dict[str, Any] | None = None) -> None:
         """Notify of a list; only legacy sessions get `meta`."""
         await self.bus.publish(_EVENTS[feature]())
