@@ -26,7 +26,7 @@ from tidings.policy import Policy
 from tidings.server.authorization import Principal
 
 if TYPE_CHECKING:
-    from tidings.client import Mirror
+    from tidings.client import Mirror, MirrorGroup
     from tidings.live import Live
 
 __all__ = [
@@ -49,6 +49,7 @@ __all__ = [
     "LimitReached",
     "Live",
     "Mirror",
+    "MirrorGroup",
     "NotFound",
     "NotSupported",
     "Notification",
@@ -66,13 +67,13 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # Imported on demand, because `Live` and `Mirror` need the SDK, which takes most of a second to import.
+    # Imported on demand, because these need the SDK, which takes most of a second to import.
     if name == "Live":
         from tidings.live import Live
 
         return Live
-    if name == "Mirror":
-        from tidings.client import Mirror
+    if name in ("Mirror", "MirrorGroup"):
+        import tidings.client
 
-        return Mirror
+        return getattr(tidings.client, name)
     raise AttributeError(f"module 'tidings' has no attribute {name!r}")

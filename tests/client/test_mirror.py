@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from mcp.client._memory import InMemoryTransport
 from mcp.client.client import Client
@@ -20,8 +22,10 @@ from tests.support.forking import ENVIRONMENT, forked_command
 from tests.support.scripted_server import ScriptedServer
 from tests.support.uvicorn_server import address_of, run_uvicorn
 from tests.support.waiting import DEADLINE, free_port, until
-from tidings import Disconnected, Live, Mirror, NotSupported
+from tidings import Disconnected, Feature, Live, Mirror, NotSupported, Policy, Terms, Version
 from tidings.client import Timing
+from tidings.core.cursor import cursor_json
+from tidings.core.frames import CHANGE_KEY, CURSOR_KEY
 
 pytestmark = pytest.mark.anyio
 
@@ -286,14 +290,29 @@ async def test_a_process_that_ends_is_started_again(tmp_path: Path) -> None:
         assert len(mirror.tools) == 1
 
 
+class CountingApp:
+    """An ASGI app that counts the requests of each method to the app behind it, which a test can replace."""
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+        self.requests: Counter[str] = Counter()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "lifespan":
+            await self.app(scope, receive, send)
+            return
+        request = await receive()
+        self.requests[msgspec.json.decode(request.get("body") or b"{}").get("method", "")] += 1
+        messages = iter([request])
+
+        async def received() -> Any:
+            return next(messages, None) or await receive()
+
+        await self.app(scope, received, send)
+
+
 async def test_a_resumed_list_is_not_fetched_again() -> None:
-    app = Live(plain_server()).http_app()
-    requests: list[str] = []
-
-    async def counting(scope: Any, receive: Any, send: Any) -> None:
-        requests.append(dict(scope.get("headers", ())).get(b"mcp-method", b"").decode())
-        await app(scope, receive, send)
-
+    counting = CountingApp(Live(plain_server()).http_app())
     async with asyncio.timeout(DEADLINE), AsyncExitStack() as stack:
         port = free_port()
         first = await stack.enter_async_context(AsyncExitStack())
@@ -302,46 +321,132 @@ async def test_a_resumed_list_is_not_fetched_again() -> None:
         mirror = await stack.enter_async_context(Mirror(target, timing=QUICK))
         await first.aclose()
         await current(mirror, "reconnecting")
-        requests.clear()
-        app = Live(plain_server("meanwhile")).http_app()
+        counting.requests.clear()
+        counting.app = Live(plain_server("meanwhile")).http_app()
         await stack.enter_async_context(run_uvicorn(counting, port=port))
         await mirror.wait_for("meanwhile")
         await current(mirror)
-        assert requests.count("tools/list") == 1
-        assert "prompts/list" not in requests
-        assert "resources/list" not in requests
+        assert counting.requests["tools/list"] == 1
+        assert counting.requests["prompts/list"] == counting.requests["resources/list"] == 0
 
 
-class Recorder:
-    """A sleep that ends when the test says so, and that records how long it would have been."""
+LISTS = ("tools/list", "prompts/list", "resources/list", "resources/templates/list")
 
-    def __init__(self) -> None:
-        self.asked: list[float] = []
-        self.release = asyncio.Event()
 
-    async def __call__(self, seconds: float) -> None:
-        if seconds:
-            self.asked.append(seconds)
-            await self.release.wait()
-            self.release.clear()
+@asynccontextmanager
+async def mirroring_live(live: Live, era: str = "modern") -> AsyncIterator[tuple[Counter[str], Mirror]]:
+    """Serve with Tidings, and connect a mirror; yield the counted requests and the mirror."""
+    counting = CountingApp(live.http_app())
+    async with asyncio.timeout(DEADLINE), run_uvicorn(counting) as server:
+        url = f"http://127.0.0.1:{address_of(server)[1]}/mcp"
+        async with Mirror(Client(url, mode=ERAS[era]), timing=QUICK) as mirror:
+            await current(mirror)
+            counting.requests.clear()
+            yield counting.requests, mirror
+
+
+@pytest.mark.parametrize("era", ERAS)
+async def test_changes_of_a_tidings_server_are_applied_without_a_list_request(era: str) -> None:
+    server = plain_server(*(f"tool{number}" for number in range(100)))
+    live = Live(server)
+    async with mirroring_live(live, era) as (requests, mirror):
+        changes, kept = mirror.changes(), mirror.tools["tool7"]
+        server.add_tool(lambda: "", name="first", description="a")
+        added = await anext(changes)
+        assert (added[:3], added.item.description) == (("added", "tools", "first"), "a")
+        live.tools.update("first", description="b")
+        updated = await anext(changes)
+        assert (updated[:3], updated.item.description) == (("updated", "tools", "first"), "b")
+        server.remove_tool("first")
+        assert (await anext(changes))[:3] == ("removed", "tools", "first")
+        server.resource("plain://two", name="two")(lambda: "2")
+        assert (await anext(changes))[:3] == ("added", "resources", "plain://two")
+        server.resource("plain://some/{name}", name="some")(lambda name: name)
+        assert (await anext(changes))[:3] == ("added", "templates", "plain://some/{name}")
+        server.prompt(name="bye")(lambda: "Bye")
+        assert (await anext(changes))[:3] == ("added", "prompts", "bye")
+        assert mirror.tools["tool7"] is kept
+        assert list(mirror.tools) == sorted(mirror.tools)
+        assert mirror.status.state == "fresh"
+        assert not any(requests[method] for method in LISTS)
+        async with Mirror(server) as other:
+            assert other.digest == mirror.digest
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"policy": Policy(max_changes_per_frame=1)},
+        {"terms": lambda principal: Terms(detail="summary")},
+        {"terms": lambda principal: Terms(names=("tool*",))},
+    ],
+    ids=["truncated", "without items", "filtered"],
+)
+async def test_a_list_is_fetched_if_a_notification_has_not_all_changes(options: dict[str, Any]) -> None:
+    server = plain_server()
+    live = Live(server, **options)
+    async with mirroring_live(live) as (requests, mirror):
+        for name in ("other", "tool1", "tool2"):  # in one turn of the event loop, so in one notification
+            server.add_tool(lambda: "", name=name)
+        await mirror.wait_for("tool2")
+        await current(mirror)
+        assert list(mirror.tools) == ["add", "other", "tool1", "tool2"]
+        assert requests["tools/list"] >= 1
+        assert requests["prompts/list"] == requests["resources/list"] == 0
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"operation": "added", "name": "b", "item": {"name": "b", "inputSchema": {}}, "complete": False},
+        {"operation": "added", "name": "b", "item": {"name": "b", "inputSchema": {"type": "object"}}, "complete": True},
+        {"operation": "added", "name": "b", "item": {"name": 5}, "complete": True},
+        {"operation": "updated", "name": "c", "delta": {"title": "C"}, "complete": True},
+        {"operation": "removed", "complete": True},
+        {"changes": 5, "complete": True},
+        [],
+        None,
+    ],
+)
+async def test_a_change_that_does_not_fit_is_not_applied(change: Any) -> None:
+    server = ScriptedServer()
+    server.lists["tools"] = {"a": ""}
+    server.meta = {CURSOR_KEY: cursor_json("epoch", {Feature.TOOLS: Version(1, "one")})}
+    timing = replace(QUICK, first_poll=1000, recheck=1000)
+    async with asyncio.timeout(DEADLINE), mirroring(server, "legacy", timing=timing) as (_, mirror):
+        await current(mirror)
+        found, requests = mirror.snapshot(), server.requests["tools"]
+        cursor = cursor_json("epoch", {Feature.TOOLS: Version(2, "two")})
+        await server.notify("tools", {CHANGE_KEY: change, CURSOR_KEY: cursor})
+        await until(lambda: server.requests["tools"] > requests)
+        await current(mirror)
+        assert mirror.snapshot() is found
+
+
+@dataclass(frozen=True)
+class Impatient(Timing):
+    """Records how long a poll would wait, and waits for a moment only."""
+
+    asked: set[float] = field(default_factory=set)
+
+    def poll_delay(self, planned: float) -> float:
+        self.asked.add(planned)
+        return 0.005
 
 
 async def test_a_server_that_does_not_notify_is_polled_less_and_less() -> None:
-    server, sleep = ScriptedServer(listens=False), Recorder()
-    timing = Timing(min_interval=0, first_poll=10, longest_poll=20, sleep=sleep, random=lambda: 0.0)
+    server, timing = ScriptedServer(listens=False), Impatient(min_interval=0, first_poll=10, longest_poll=20)
     async with asyncio.timeout(DEADLINE), Mirror(server.server, timing=timing) as mirror:
         assert mirror.status.state == "polling"
-        await until(lambda: 20 in sleep.asked, action=sleep.release.set)
-        assert set(sleep.asked) == {10, 15, 20}
+        await until(lambda: timing.asked == {10, 15, 20})
         server.lists["tools"]["new"] = ""
-        await until(lambda: "new" in mirror.tools, action=sleep.release.set)
+        await mirror.wait_for("new")
 
 
 async def test_ttl_is_the_time_between_two_polls() -> None:
-    server, sleep = ScriptedServer(listens=False, ttl=120), Recorder()
-    timing = Timing(min_interval=0, sleep=sleep, random=lambda: 0.0)
+    server, timing = ScriptedServer(listens=False, ttl=120), Impatient(min_interval=0)
     async with asyncio.timeout(DEADLINE), Mirror(server.server, timing=timing):
-        await until(lambda: 120 in sleep.asked, action=sleep.release.set)
+        await until(lambda: 120 in timing.asked)
 
 
 async def test_reconnects_wait_longer_and_longer_and_not_all_the_same_time() -> None:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import random
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from mcp.client.client import Client
+from mcp.client.stdio import StdioServerParameters
 
 from tests.client.test_mirror import ERAS, QUICK
+from tests.support.mirrored_servers import FastServer, NodeServer
 from tests.support.scripted_server import ScriptedServer
-from tests.support.uvicorn_server import address_of
-from tests.support.waiting import DEADLINE, until
+from tests.support.waiting import DEADLINE, free_port, until
+from tests.typescript.node import MODULES, needs_node, node
 from tidings import Mirror
 
 pytestmark = pytest.mark.anyio
@@ -21,6 +24,14 @@ pytestmark = pytest.mark.anyio
 FEATURES = {"tools": "tools", "prompts": "prompts", "resources": "resources", "templates": "resources"}
 ROUNDS = 12
 CHANGES = 6
+SERVERS: dict[str, type[ScriptedServer]] = {
+    "tidings": ScriptedServer,
+    "sdk": ScriptedServer,
+    "fastmcp": FastServer,
+    "typescript": NodeServer,
+}
+NEEDS = {"fastmcp": [pytest.mark.slow], "typescript": [pytest.mark.node, needs_node]}
+NOT_NOTIFIED = replace(QUICK, recheck=0.05)
 
 
 class Chaos:
@@ -33,7 +44,8 @@ class Chaos:
     def change(self) -> str:
         """Add, update or remove one item; return its feature."""
         name = self.chance.choice(list(FEATURES))
-        items, key = self.server.lists[name], f"x://{self.chance.randrange(8)}"
+        key = f"x://{self.chance.randrange(8)}" + ("/{n}" if name == "templates" else "")
+        items = self.server.lists[name]
         if key in items and self.chance.random() < 0.4:
             del items[key]
         else:
@@ -43,6 +55,7 @@ class Chaos:
     async def step(self) -> None:
         """Change something. Notify now or later, once or several times."""
         self.pending.append(self.change())
+        await self.server.changed()
         if self.chance.random() < 0.5:
             await self.notify()
 
@@ -64,27 +77,28 @@ def lists(mirror: Mirror) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("era", ERAS)
-@pytest.mark.parametrize("live", [True, False], ids=["tidings", "sdk"])
-async def test_the_mirror_equals_the_server_after_each_round(live: bool, era: str, seed: int) -> None:
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=NEEDS.get(kind, [])) for kind in SERVERS])
+async def test_the_mirror_equals_the_server_after_each_round(kind: str, era: str, seed: int) -> None:
     chance = random.Random(seed)
-    server = ScriptedServer(page_size=3)
+    server = SERVERS[kind](page_size=3)
     chaos = Chaos(server, chance)
+    port, live = free_port(), kind == "tidings"
     async with asyncio.timeout(4 * DEADLINE), AsyncExitStack() as outer:
         life = await outer.enter_async_context(AsyncExitStack())
-        running = await life.enter_async_context(server.serving(live=live))
-        port = address_of(running)[1]
+        running = await life.enter_async_context(server.serving(port, live=live))
         target = Client(server.url(running), mode=ERAS[era])
-        mirror = await outer.enter_async_context(Mirror(target, timing=QUICK))
+        timing = NOT_NOTIFIED if kind == "fastmcp" else QUICK
+        mirror = await outer.enter_async_context(Mirror(target, timing=timing))
         for _ in range(ROUNDS):
             server.between_pages = chaos.between_pages
             fault = chance.choice(["none", "none", "drop", "restart"])
             for step in range(CHANGES):
                 await chaos.step()
                 if step == CHANGES // 2 and fault == "drop":
-                    server.drop_connections(running)
+                    await server.drop(running)
                 elif step == CHANGES // 2 and fault == "restart":
                     await life.aclose()
-                    await chaos.step()
+                    chaos.change()
                     life = await outer.enter_async_context(AsyncExitStack())
                     running = await life.enter_async_context(server.serving(port, live=live))
             server.between_pages = None
@@ -92,3 +106,26 @@ async def test_the_mirror_equals_the_server_after_each_round(live: bool, era: st
             await until(lambda: lists(mirror) == server.lists)
             for name in FEATURES:
                 assert list(mirror.snapshot().listings[name].items) == server.names(name)  # type: ignore[index]
+
+
+@pytest.mark.node
+@needs_node
+async def test_the_mirror_follows_the_everything_server() -> None:
+    """Its tools can add resources, and have no other effect on its lists."""
+    script = MODULES / "@modelcontextprotocol" / "server-everything" / "dist" / "index.js"
+    target = StdioServerParameters(command=node() or "", args=[str(script), "stdio"])
+    timing = replace(QUICK, first_poll=3600, recheck=3600)  # only notifications can tell
+    async with asyncio.timeout(DEADLINE), Mirror(target, timing=timing) as mirror:
+        await until(lambda: mirror.status.state == "fresh")
+        first = mirror.snapshot()
+        assert first.tools
+        assert first.prompts
+        assert first.templates
+        for name in ("b.gz", "a.gz", "b.gz"):
+            result = await mirror.call("gzip-file-as-resource", {"name": name, "data": "data:text/plain,hello"})
+            assert not result.is_error, result
+            await mirror.wait_for(f"demo://resource/session/{name}", "resources")
+        assert mirror.snapshot().is_superset_of(first)
+        listed = (await mirror.client.list_resources()).resources
+        assert list(mirror.resources) == sorted(resource.uri for resource in listed)
+        assert list(mirror.tools) == sorted(tool.name for tool in (await mirror.client.list_tools()).tools)

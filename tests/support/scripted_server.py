@@ -29,7 +29,11 @@ from tidings import Live
 __all__ = ["ScriptedServer"]
 
 _EVENTS: dict[str, Any] = {"tools": ToolsListChanged, "prompts": PromptsListChanged, "resources": ResourcesListChanged}
-_SENDERS = {"tools": "send_tool_list_changed", "prompts": "send_prompt_list_changed"}
+_NOTIFICATIONS: dict[str, Any] = {
+    "tools": types.ToolListChangedNotification,
+    "prompts": types.PromptListChangedNotification,
+    "resources": types.ResourceListChangedNotification,
+}
 _KEYS = {"tools": "name", "prompts": "name", "resources": "uri", "templates": "uriTemplate"}
 
 
@@ -46,6 +50,8 @@ class ScriptedServer:
         """The description of each item, by list and key."""
         self.page_size = page_size
         self.ttl = ttl
+        self.meta: dict[str, Any] = {}
+        """The `_meta` of list results."""
         self.requests: Counter[str] = Counter()
         self.between_pages: Callable[[str], Any] | None = None
         """Called before each page after the first one, with the name of the list."""
@@ -77,10 +83,19 @@ class ScriptedServer:
     def names(self, name: str) -> list[str]:
         return sorted(self.lists[name])
 
-    async def notify(self, feature: str) -> None:
+    async def changed(self) -> None:
+        """A subclass takes over the changed `lists` here."""
+
+    async def drop(self, server: Any) -> None:
+        """Close every connection without a last message."""
+        self.drop_connections(server)
+
+    async def notify(self, feature: str, meta: dict[str, Any] | None = None) -> None:
+        """Notify of a list; only legacy sessions get `meta`."""
         await self.bus.publish(_EVENTS[feature]())
+        params = types.NotificationParams.model_validate({"_meta": meta}) if meta else None
         for session in self.sessions.values():
-            await getattr(session, _SENDERS.get(feature, "send_resource_list_changed"))()
+            await session.send_notification(_NOTIFICATIONS[feature](params=params))
 
     async def notify_content(self, uri: str) -> None:
         """Notify of a content, in the legacy era also sessions that have not subscribed to it."""
@@ -100,7 +115,7 @@ class ScriptedServer:
                 await self.between_pages(name)
             # In the order of insertion, which is not that of the names.
             items = [self._item(name, key, text) for key, text in self.lists[name].items()]
-            page: dict[str, Any] = {member: items[start : start + self.page_size]}
+            page: dict[str, Any] = {member: items[start : start + self.page_size], "_meta": self.meta}
             if start + self.page_size < len(items):
                 page["nextCursor"] = str(start + self.page_size)
             if self.ttl:

@@ -1,7 +1,8 @@
 """The client side: a copy of a server's lists that is always current."""
 
+from tidings.client.group import MirrorGroup
 from tidings.client.mirror import Mirror, Status
 from tidings.client.snapshot import ItemChange, Snapshot
 from tidings.client.timing import Timing
 
-__all__ = ["ItemChange", "Mirror", "Snapshot", "Status", "Timing"]
+__all__ = ["ItemChange", "Mirror", "MirrorGroup", "Snapshot", "Status", "Timing"]

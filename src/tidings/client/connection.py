@@ -1,7 +1,7 @@
 """One connection of a mirror to a server, through the `Client` of the SDK.
 
-A connection is used until it is lost, and then replaced by a new one. It reads whole lists, and knows whether the
-server can send notifications at the moment. It keeps no state of the lists.
+A connection is used until it is lost, and then replaced by a new one. It opens listen streams, reads whole lists, and
+knows whether the server can send notifications at the moment. It keeps no state of the lists.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import asyncio
 import shlex
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from dataclasses import replace
+from typing import Any, NamedTuple, TypeAlias
 
 import anyio
 import httpx2
@@ -20,17 +20,19 @@ from mcp.client.client import Client
 from mcp.client.extension import ClientExtension, NotificationBinding
 from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp.client.streamable_http import streamable_http_client
+from mcp.client.subscriptions import Subscription, SubscriptionLost
 from mcp.shared.exceptions import MCPError
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import BaseModel, ConfigDict, Field
 
 from tidings.client.snapshot import ListName
+from tidings.client.timing import Timing
 from tidings.core.cursor import Cursor
 from tidings.core.frames import CURSOR_KEY, DELETED_METHOD, EXTENSION
-from tidings.core.model import Feature, Version
+from tidings.core.model import Feature
 from tidings.errors import TidingsError
 
-__all__ = ["Connection", "DeletedParams", "Fetched", "Target", "connect", "describe"]
+__all__ = ["Connection", "DeletedParams", "Fetched", "Stream", "Target", "connect", "describe"]
 
 Target: TypeAlias = Any
 """A URL, a stdio command (a text or a list), a `Client` of the SDK, a function that returns a new one, or anything else
@@ -50,8 +52,7 @@ _STREAM_TIMEOUT = httpx2.Timeout(30.0, read=300.0)
 """As the SDK has it. A stream on which nothing arrives for so long, not even a heartbeat, may be dead."""
 
 
-@dataclass
-class Fetched:
+class Fetched(NamedTuple):
     """The lists of one feature, all of one version as far as the client can know."""
 
     lists: dict[ListName, list[Any]]
@@ -59,9 +60,13 @@ class Fetched:
     ttl: float | None = None
     """Seconds for which the server says that the lists are fresh."""
 
-    @classmethod
-    def nothing(cls, feature: Feature) -> Fetched:
-        return cls({name: [] for name in _LISTS[feature]})
+
+class Stream(NamedTuple):
+    """An open listen stream."""
+
+    task: asyncio.Task[None]
+    id: str | int
+    granted: types.SubscriptionFilter
 
 
 class DeletedParams(BaseModel):
@@ -73,14 +78,15 @@ class DeletedParams(BaseModel):
 
 
 class Connection:
-    def __init__(self, on_stream: Callable[[Connection], None]) -> None:
+    def __init__(self, timing: Timing, on_stream: Callable[[Connection], None]) -> None:
         self.client: Client
         self.has_stream = True
         """Whether a legacy server can send notifications: over HTTP, the GET stream must be open."""
-        self.stream_ended = asyncio.Event()
         self.lost = asyncio.Event()
         self.error: BaseException | None = None
+        self._timing = timing
         self._on_stream = on_stream
+        self._streams: set[asyncio.Task[None]] = set()
 
     @property
     def is_modern(self) -> bool:
@@ -90,21 +96,6 @@ class Connection:
     def has_cursors(self) -> bool:
         """Whether this is a Tidings server: it notifies of every change, and continues from a cursor."""
         return EXTENSION in (self.client.server_capabilities.extensions or {})
-
-    def fail(self, error: BaseException) -> None:
-        """Say that the connection is lost. The first error counts."""
-        self.error = self.error or error
-        self.lost.set()
-
-    def set_stream(self, is_open: bool) -> None:
-        """Note that the stream of a legacy session was opened, or that the server has none."""
-        self.has_stream = is_open
-        self._on_stream(self)
-
-    def end_stream(self) -> None:
-        """Note that the stream of a legacy session ended. The SDK opens it again, or gives up without a word."""
-        self.has_stream = False
-        self.stream_ended.set()
 
     def serves(self, feature: Feature) -> bool:
         """Return whether the server declares the feature. A client with a pinned version gets no declaration."""
@@ -117,52 +108,121 @@ class Connection:
         capability = getattr(self.client.server_capabilities, feature.value)
         return bool(capability.list_changed) if capability is not None else self.is_modern
 
+    def fail(self, error: BaseException) -> None:
+        """Say that the connection is lost. The first error counts."""
+        self.error = self.error or error
+        self.lost.set()
+
+    # The GET stream of a legacy session
+
+    def set_stream(self, is_open: bool) -> None:
+        """Note that the stream was opened, or that the server has none."""
+        self.has_stream = is_open
+        self._on_stream(self)
+
+    def end_stream(self) -> None:
+        """Note that the stream ended. The SDK opens it again, or gives up after two attempts without a word."""
+        self.has_stream = False
+        asyncio.get_running_loop().call_later(self._timing.first_poll, self._require_stream)
+
+    def _require_stream(self) -> None:
+        if not self.has_stream:
+            self.fail(ConnectionError("the stream of the session ended"))
+
+    # Listen streams
+
+    async def listen(self, **topics: Any) -> Stream:
+        """Open a listen stream, and wait for its acknowledgement. The connection is lost when the stream ends."""
+        acknowledged: asyncio.Future[Subscription] = asyncio.get_running_loop().create_future()
+        task = asyncio.create_task(self._read_stream(acknowledged, topics))
+        self._streams.add(task)
+        task.add_done_callback(self._streams.discard)
+        try:
+            async with asyncio.timeout(self._timing.answer):
+                stream = await acknowledged
+        except BaseException:
+            task.cancel()
+            raise
+        return Stream(task, stream.subscription_id, stream.honored)
+
+    async def _read_stream(self, acknowledged: asyncio.Future[Subscription], topics: dict[str, Any]) -> None:
+        error: Exception = ConnectionError("the server ended the listen stream")
+        try:
+            async with self.client.listen(**topics) as stream:
+                acknowledged.set_result(stream)
+                async for _ in stream:
+                    pass  # the message handler gets the notification, with its `_meta`
+                if not any(granted for _, granted in stream.honored):
+                    return  # a stream without a topic ends at once
+        except (MCPError, SubscriptionLost, RuntimeError) as raised:
+            error = raised
+        finally:
+            if not acknowledged.done():
+                acknowledged.set_exception(error)
+        self.fail(error)
+
+    async def close_streams(self) -> None:
+        for task in self._streams:
+            task.cancel()
+        await asyncio.gather(*self._streams, return_exceptions=True)
+
+    # Lists
+
     async def fetch(self, feature: Feature, is_outdated: Callable[[], bool]) -> Fetched | None:
         """Read the lists of a feature. Return None if they changed meanwhile, so that pages of two versions were read.
 
         `is_outdated` says whether a notification has arrived since the start.
         """
-        fetched = Fetched.nothing(feature)
-        versions: list[Version | None] = []
-        for name, (method, member) in _LISTS[feature].items():
-            page: str | None = None
-            seen: set[str] = set()
-            while True:
-                try:
-                    result = await getattr(self.client, method)(cursor=page)
-                except MCPError as error:
-                    if error.code == types.METHOD_NOT_FOUND and page is None:
-                        break  # for example a server with resources and without templates
-                    if error.code == types.INVALID_PARAMS and page is not None:
-                        return None  # the page belongs to a version that the server no longer has
-                    raise
-                fetched.lists[name] += getattr(result, member)
-                if "ttl_ms" in result.model_fields_set and result.ttl_ms:
-                    fetched.ttl = min(fetched.ttl or result.ttl_ms / 1000, result.ttl_ms / 1000)
-                cursor = Cursor.parse((result.meta or {}).get(CURSOR_KEY))
-                versions.append(cursor.versions.get(feature) if cursor else None)
-                fetched.cursor = fetched.cursor or cursor
-                page = result.next_cursor
-                if page is None:
-                    break
-                if page in seen:
-                    raise TidingsError(f"{feature.value}: the server's pages never end; it sent {page!r:.80} twice")
-                seen.add(page)
-            if len(versions) > 1 and (len(set(versions)) > 1 or (seen and versions[0] is None and is_outdated())):
+        lists: dict[ListName, list[Any]] = {name: [] for name in _LISTS[feature]}
+        pages: list[Any] = []
+        for name, (method, member) in _LISTS[feature].items() if self.serves(feature) else ():
+            read = await self._read_pages(getattr(self.client, method))
+            if read is None or (len(read) > 1 and not _cursor(read[0]) and is_outdated()):
                 return None
-        return fetched
+            lists[name] = [item for page in read for item in getattr(page, member)]
+            pages += read
+        cursors = [_cursor(page) for page in pages]
+        if len({cursor and cursor.versions.get(feature) for cursor in cursors}) > 1:
+            return None
+        ttls = [page.ttl_ms / 1000 for page in pages if "ttl_ms" in page.model_fields_set and page.ttl_ms]
+        return Fetched(lists, cursors[0] if cursors else None, min(ttls, default=None))
+
+    async def _read_pages(self, read: Callable[..., Awaitable[Any]]) -> list[Any] | None:
+        """Return all pages of a list, or None if the server no longer has the version of the first one."""
+        pages: list[Any] = []
+        cursors: list[str | None] = [None]
+        while len(pages) < len(cursors):
+            try:
+                page = await read(cursor=cursors[-1])
+            except MCPError as error:
+                if error.code == types.METHOD_NOT_FOUND and not pages:
+                    return []  # for example a server with resources and without templates
+                if error.code == types.INVALID_PARAMS and pages:
+                    return None
+                raise
+            pages.append(page)
+            if page.next_cursor in cursors[1:]:
+                raise TidingsError(f"the server's pages never end; it sent {page.next_cursor!r:.80} twice")
+            if page.next_cursor is not None:
+                cursors.append(page.next_cursor)
+        return pages
+
+
+def _cursor(page: Any) -> Cursor | None:
+    return Cursor.parse((page.meta or {}).get(CURSOR_KEY))
 
 
 @asynccontextmanager
 async def connect(
     target: Target,
     headers: Mapping[str, str] | None,
+    timing: Timing,
     resume: Cursor | None,
     on_message: Callable[[Connection, Any], Awaitable[None]],
     on_stream: Callable[[Connection], None],
 ) -> AsyncIterator[Connection]:
     """Open a new connection to the target."""
-    connection = Connection(on_stream)
+    connection = Connection(timing, on_stream)
     given = _client(target)
     server: Any = given.server
 
@@ -184,6 +244,7 @@ async def connect(
         extensions = [*(given.extensions or ()), extension]
         client = replace(given, server=server, message_handler=receive, extensions=extensions, cache=None)
         connection.client = await stack.enter_async_context(client)
+        stack.push_async_callback(connection.close_streams)
         yield connection
 
 
@@ -218,8 +279,7 @@ class _Changes(ClientExtension):
     identifier = EXTENSION
 
     def __init__(self, settings: Mapping[str, Any], receive: Callable[[Any], Awaitable[None]]) -> None:
-        # The mirror fetches, so it needs no items in notifications.
-        self._settings = {"filter": {"detail": "summary"}, **settings}
+        self._settings = {"filter": {"detail": "delta"}, **settings}
         self._receive = receive
 
     def settings(self) -> dict[str, Any]:

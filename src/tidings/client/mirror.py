@@ -1,8 +1,9 @@
 """`Mirror`: an always-current copy of a server's tools, prompts, resources and templates.
 
-A notification only wakes the mirror up. It fetches the list, compares, and publishes what differs. For each feature,
-one request is running and at most one is queued, whatever the number of notifications. All answers of a feature are
-read one after the other, so an old answer never replaces a newer one.
+A notification only wakes the mirror up. If it has the changes (from a Tidings server) and they lead to the digest of
+the server's list, the mirror applies them. Otherwise it fetches the list, compares, and publishes what differs. For
+each feature, one request is running and at most one is queued, whatever the number of notifications. All answers of a
+feature are read one after the other, so an old answer never replaces a newer one.
 
 The mirror does not read the contents of resources, and does not repeat a call of a tool that failed.
 """
@@ -10,26 +11,27 @@ The mirror does not read the contents of resources, and does not repeat a call o
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Literal, NamedTuple, Self, TypeVar
+from typing import Any, Literal, Self
 
 import mcp_types as types
 from mcp.client.client import Client
-from mcp.client.subscriptions import Subscription, SubscriptionLost
 from mcp.shared.exceptions import MCPError
 from mcp.shared.uri_template import UriTemplate
 
-from tidings.client.connection import Connection, DeletedParams, Fetched, Target, connect, describe
-from tidings.client.snapshot import ItemChange, ListName, Snapshot
+from tidings.client.connection import Connection, DeletedParams, Fetched, Stream, Target, connect, describe
+from tidings.client.lists import ChangingLists, call_safely
+from tidings.client.snapshot import Snapshot
 from tidings.client.timing import Timing
 from tidings.core.cursor import Cursor
 from tidings.core.digest import split_digest
-from tidings.core.frames import DELETED_METHOD, SUBSCRIPTION_KEY
-from tidings.core.model import Feature, Operation
+from tidings.core.frames import CHANGE_KEY, CURSOR_KEY, DELETED_METHOD, SUBSCRIPTION_KEY
+from tidings.core.model import Feature, Version
 from tidings.core.patterns import Match, compile_pattern, is_pattern
 from tidings.core.redact import one_line
 from tidings.errors import Disconnected, NotSupported, TidingsError
@@ -38,7 +40,6 @@ __all__ = ["Mirror", "Status"]
 
 _log = logging.getLogger(__name__)
 
-_Callback = TypeVar("_Callback", bound=Callable[..., Any])
 _UPDATED = "notifications/resources/updated"
 _FEATURES = {feature.method: feature for feature in Feature}
 
@@ -62,6 +63,7 @@ class _State:
     def __init__(self) -> None:
         self.wake = asyncio.Event()
         """Set if the list has to be fetched."""
+        self.is_fetching = False
         self.stale_since: float | None = None
         self.is_granted = False
         """Whether the server notifies of its changes."""
@@ -72,15 +74,7 @@ class _State:
         self.reason: str | None = None
 
 
-class _Stream(NamedTuple):
-    """An open listen stream."""
-
-    task: asyncio.Task[None]
-    id: str | int
-    granted: types.SubscriptionFilter
-
-
-class Mirror:
+class Mirror(ChangingLists):
     """Keep a copy of a server's lists current, from `async with` on.
 
     `target` is a URL, a stdio command (a text or a list), a `Client` of the SDK that is not entered, anything that a
@@ -91,58 +85,25 @@ class Mirror:
     def __init__(
         self, target: Target, *, headers: Mapping[str, str] | None = None, timing: Timing | None = None
     ) -> None:
+        super().__init__()
         self._target = target
         self._name = one_line(describe(target), 200)
         self._headers = headers
         self._timing = timing or Timing()
-        self._snapshot = Snapshot.empty()
         self._cursor: Cursor | None = None
         self._states = {feature: _State() for feature in Feature}
         self._connection: Connection | None = None
         self._lost_since: float | None = None
         self._reason: str | None = None
-        self._changed = asyncio.Event()
-        self._is_closed = False
         self._started: asyncio.Future[None]
         self._tasks: list[asyncio.Task[None]] = []
-        self._callbacks: list[tuple[Operation, Callable[[ItemChange], Any]]] = []
         self._handlers: dict[str, Callable[[Any], Any]] = {}
         self._subscribed: dict[str, Match] = {}
-        self._contents: _Stream | None = None
+        self._contents: Stream | None = None
         """The listen stream of the subscribed contents."""
         self._replaced: set[str | int] = set()
         """The ids of those before it, whose last notifications the new one repeats."""
-        self._streams: set[asyncio.Task[None]] = set()
         self._subscribing = asyncio.Lock()
-
-    # The lists
-
-    @property
-    def tools(self) -> Mapping[str, types.Tool]:
-        """The tools by name, sorted. The same object while nothing changed, and never modified."""
-        return self._snapshot.tools
-
-    @property
-    def prompts(self) -> Mapping[str, types.Prompt]:
-        return self._snapshot.prompts
-
-    @property
-    def resources(self) -> Mapping[str, types.Resource]:
-        """The resources by URI."""
-        return self._snapshot.resources
-
-    @property
-    def templates(self) -> Mapping[str, types.ResourceTemplate]:
-        """The resource templates by URI template."""
-        return self._snapshot.templates
-
-    @property
-    def digest(self) -> str:
-        return self._snapshot.digest
-
-    def snapshot(self) -> Snapshot:
-        """Return the present lists as a view that never changes, for example for one turn of an agent."""
-        return self._snapshot
 
     @property
     def status(self) -> Status:
@@ -151,54 +112,11 @@ class Mirror:
         connection, states = self._connection, self._states.values()
         stale = [state.stale_since for state in states if state.stale_since is not None]
         if connection is None:
-            return Status("reconnecting", min([*stale, self._lost_since or self._timing.clock()]), self._reason)
+            return Status("reconnecting", min([*stale, self._lost_since or time.time()]), self._reason)
         if stale:
             return Status("stale", min(stale), next((state.reason for state in states if state.reason), None))
         notified = [self._is_notified(connection, feature) for feature in Feature if connection.serves(feature)]
         return Status("fresh" if all(notified) else "polling")
-
-    # Changes
-
-    def changes(self) -> AsyncIterator[ItemChange]:
-        """Iterate over the changes from now on, until the mirror is closed.
-
-        Each step compares the present lists with those that this iterator has seen. So a slow reader costs no memory,
-        and does not see an item that came and went meanwhile.
-        """
-        return self._changes_since(self._snapshot)
-
-    async def _changes_since(self, seen: Snapshot) -> AsyncIterator[ItemChange]:
-        while True:
-            changed, present = self._changed, self._snapshot
-            for change in present.changes_since(seen):
-                yield change
-            seen = present
-            if present is self._snapshot:
-                if self._is_closed:
-                    return
-                await changed.wait()
-
-    def on_added(self, callback: _Callback) -> _Callback:
-        """Call `callback(change)` for each added item. The callback may be a coroutine function."""
-        return self._on(Operation.ADDED, callback)
-
-    def on_removed(self, callback: _Callback) -> _Callback:
-        return self._on(Operation.REMOVED, callback)
-
-    def on_updated(self, callback: _Callback) -> _Callback:
-        return self._on(Operation.UPDATED, callback)
-
-    def _on(self, operation: Operation, callback: _Callback) -> _Callback:
-        self._callbacks.append((operation, callback))
-        return callback
-
-    async def wait_for(self, name: str, list: ListName = "tools") -> Any:
-        """Return an item as soon as the server has it: a tool, unless another list is named."""
-        while name not in (items := self._snapshot.listings[list].items):
-            if self._is_closed:
-                raise Disconnected(f"{self._name}: the mirror was closed before the server had {name!r}")
-            await self._changed.wait()
-        return items[name]
 
     # Requests
 
@@ -243,9 +161,7 @@ class Mirror:
     async def unsubscribe(self, uri: str) -> None:
         """End the notifications of a resource's content."""
         async with self._subscribing:
-            if self._subscribed.pop(uri, None) is None:
-                return
-            if (connection := self._connection) is None:
+            if self._subscribed.pop(uri, None) is None or (connection := self._connection) is None:
                 return
             if connection.is_modern:
                 await self._subscribe(connection, [*self._subscribed])
@@ -256,6 +172,37 @@ class Mirror:
     @property
     def subscribed(self) -> frozenset[str]:
         return frozenset(self._subscribed)
+
+    async def _subscribe(self, connection: Connection, uris: list[str]) -> None:
+        """Subscribe to the last of these URIs, and in the modern era to the others again."""
+        if not connection.is_modern:
+            request = types.SubscribeRequest(params=types.SubscribeRequestParams(uri=uris[-1]))
+            await connection.client.session.send_request(request, types.EmptyResult)
+            return
+        opened: Stream | None = None
+        if uris:
+            # The new stream opens before the old one ends, so that no notification is lost.
+            opened = await connection.listen(resource_subscriptions=uris)
+            if refused := set(uris) - set(opened.granted.resource_subscriptions or ()):
+                opened.task.cancel()
+                raise NotSupported(f"{self._name} does not grant a subscription to {', '.join(sorted(refused))}")
+        if self._contents is not None:
+            self._contents.task.cancel()
+            self._replaced.add(self._contents.id)
+        self._contents = opened
+
+    async def _subscribe_again(self, connection: Connection) -> None:
+        """Renew the subscriptions to contents, and report each of them as updated: it may have changed meanwhile."""
+        async with self._subscribing:
+            uris = [*self._subscribed]
+            try:
+                for number in [len(uris)] if connection.is_modern else range(1, len(uris) + 1):
+                    await self._subscribe(connection, uris[:number])
+            except (MCPError, NotSupported) as error:
+                _log.warning("%s: the subscriptions are not renewed: %s", self._name, one_line(str(error), 200))
+        for uri in uris:
+            params = types.ResourceUpdatedNotificationParams(uri=uri)
+            await self._handle(_UPDATED, types.ResourceUpdatedNotification(params=params))
 
     def set_notification_handler(self, method: str, handler: Callable[[Any], Any] | None) -> None:
         """Call `handler(notification)` for each notification of this method; None removes the handler.
@@ -268,22 +215,9 @@ class Mirror:
         else:
             self._handlers[method] = handler
 
-    async def _subscribe(self, connection: Connection, uris: list[str]) -> None:
-        if not connection.is_modern:
-            request = types.SubscribeRequest(params=types.SubscribeRequestParams(uri=uris[-1]))
-            await connection.client.session.send_request(request, types.EmptyResult)
-            return
-        opened: _Stream | None = None
-        if uris:
-            # The new stream opens before the old one ends, so that no notification is lost.
-            opened = await self._listen(connection, resource_subscriptions=uris)
-            if refused := set(uris) - set(opened.granted.resource_subscriptions or ()):
-                opened.task.cancel()
-                raise NotSupported(f"{self._name} does not grant a subscription to {', '.join(sorted(refused))}")
-        if self._contents is not None:
-            self._contents.task.cancel()
-            self._replaced.add(self._contents.id)
-        self._contents = opened
+    async def _handle(self, method: str, message: Any) -> None:
+        if handler := self._handlers.get(method):
+            await call_safely(handler, message)
 
     async def _receive(self, connection: Connection, message: Any) -> None:
         if connection is not self._connection:
@@ -291,21 +225,18 @@ class Mirror:
         if isinstance(message, Exception):
             _log.warning("%s sent something unexpected: %s", self._name, one_line(str(message), 200))
             return
-        method = DELETED_METHOD if isinstance(message, DeletedParams) else message.method
+        is_deleted = isinstance(message, DeletedParams)
+        method, params = (DELETED_METHOD, message) if is_deleted else (message.method, message.params)
+        meta = (params and params.meta) or {}
         if feature := _FEATURES.get(method):
-            self._mark(feature)
+            self._list_changed(feature, meta)
         elif method in (_UPDATED, DELETED_METHOD):
-            params = message if isinstance(message, DeletedParams) else message.params
-            if (params.meta or {}).get(SUBSCRIPTION_KEY) in self._replaced:
+            if meta.get(SUBSCRIPTION_KEY) in self._replaced:
                 return
             if not any(match(str(params.uri)) for match in self._subscribed.values()):
                 _log.debug("%s notified of %s without a subscription", self._name, one_line(str(params.uri), 200))
                 return
         await self._handle(method, message)
-
-    async def _handle(self, method: str, message: Any) -> None:
-        if handler := self._handlers.get(method):
-            await _call_safely(handler, message)
 
     # The connection
 
@@ -328,17 +259,9 @@ class Mirror:
 
     async def _close(self) -> None:
         self._is_closed = True
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._connection, self._lost_since = None, self._timing.clock()
+        await _cancel(self._tasks)
+        self._connection, self._lost_since = None, time.time()
         self._publish(self._snapshot)
-
-    async def _call_back(self, changes: AsyncIterator[ItemChange]) -> None:
-        async for change in changes:
-            for operation, callback in list(self._callbacks):
-                if operation is change.operation:
-                    await _call_safely(callback, change)
 
     async def _run(self) -> None:
         failures = 0
@@ -348,7 +271,7 @@ class Mirror:
                 state.is_loaded = False
             try:
                 async with connect(
-                    self._target, self._headers, self._cursor, self._receive, self._stream_changed
+                    self._target, self._headers, self._timing, self._cursor, self._receive, self._stream_changed
                 ) as connection:
                     await self._follow(connection)
                     error = connection.error
@@ -361,9 +284,9 @@ class Mirror:
             if not self._started.done():
                 self._started.set_exception(Disconnected(f"{self._name} can't be reached: {self._reason}"))
                 return
-            self._lost_since = self._lost_since or self._timing.clock()
+            self._lost_since = self._lost_since or time.time()
             failures = 0 if is_current else failures + 1
-            await self._timing.sleep(self._timing.retry_delay(failures))
+            await asyncio.sleep(self._timing.retry_delay(failures))
 
     async def _follow(self, connection: Connection) -> None:
         """Keep the lists current until the connection is lost."""
@@ -371,34 +294,28 @@ class Mirror:
         for state in self._states.values():
             state.wake.clear()
             state.poll = self._timing.first_poll
-        tasks: set[asyncio.Task[None]] = set()
+        tasks: list[asyncio.Task[None]] = []
         try:
             await self._ask_for_notifications(connection)
             for feature, state in self._states.items():
-                if not connection.serves(feature):
-                    self._apply(feature, state, Fetched.nothing(feature))
-                elif self._is_resumed(connection, feature):
+                if self._is_resumed(connection, feature):
                     self._set_current(state)
                 else:
                     # After the acknowledgement: a change before it is in the list, one after it is notified.
                     self._mark(feature)
-                tasks.add(asyncio.create_task(self._maintain(connection, feature, state)))
-                tasks.add(asyncio.create_task(self._poll(connection, feature, state)))
-            tasks.add(asyncio.create_task(self._subscribe_again(connection)))
-            tasks.add(asyncio.create_task(self._watch_stream(connection)))
+                tasks.append(asyncio.create_task(self._maintain(connection, feature, state)))
+            tasks.append(asyncio.create_task(self._subscribe_again(connection)))
             await connection.lost.wait()
         finally:
             self._connection = self._contents = None  # before the client is closed, which takes a while
-            for task in tasks | self._streams:
-                task.cancel()
-            await asyncio.gather(*tasks, *self._streams, return_exceptions=True)
+            await _cancel(tasks)
 
     async def _ask_for_notifications(self, connection: Connection) -> None:
         announced = {feature for feature in Feature if connection.serves(feature) and connection.announces(feature)}
         if connection.is_modern and announced:
             topics: dict[str, Any] = {f"{feature.value}_list_changed": True for feature in announced}
             try:
-                granted = (await self._listen(connection, **topics)).granted
+                granted = (await connection.listen(**topics)).granted
             except MCPError as error:
                 if error.code == types.CONNECTION_CLOSED:
                     raise
@@ -407,99 +324,66 @@ class Mirror:
         for feature, state in self._states.items():
             state.is_granted = feature in announced
 
-    async def _listen(self, connection: Connection, **topics: Any) -> _Stream:
-        """Open a listen stream, and wait for its acknowledgement. The connection is lost when the stream ends."""
-        acknowledged: asyncio.Future[Subscription] = asyncio.get_running_loop().create_future()
-        task = asyncio.create_task(self._read_stream(connection, acknowledged, topics))
-        self._streams.add(task)
-        task.add_done_callback(self._streams.discard)
-        try:
-            async with asyncio.timeout(self._timing.answer):
-                stream = await acknowledged
-        except BaseException:
-            task.cancel()
-            raise
-        return _Stream(task, stream.subscription_id, stream.honored)
-
-    async def _read_stream(
-        self, connection: Connection, acknowledged: asyncio.Future[Subscription], topics: dict[str, Any]
-    ) -> None:
-        error: Exception = ConnectionError("the server ended the listen stream")
-        try:
-            async with connection.client.listen(**topics) as stream:
-                acknowledged.set_result(stream)
-                async for _ in stream:
-                    pass  # `_receive` gets the notification, with its `_meta`
-                if not any(granted for _, granted in stream.honored):
-                    return  # a stream without a topic ends at once
-        except (MCPError, SubscriptionLost, RuntimeError) as raised:
-            error = raised
-        finally:
-            if not acknowledged.done():
-                acknowledged.set_exception(error)
-        connection.fail(error)
-
-    async def _subscribe_again(self, connection: Connection) -> None:
-        """Renew the subscriptions to contents, and report each of them as updated: it may have changed meanwhile."""
-        async with self._subscribing:
-            uris = [*self._subscribed]
-            try:
-                for number in [len(uris)] if connection.is_modern else range(1, len(uris) + 1):
-                    await self._subscribe(connection, uris[:number])
-            except (MCPError, NotSupported) as error:
-                _log.warning("%s: the subscriptions are not renewed: %s", self._name, one_line(str(error), 200))
-        for uri in uris:
-            params = types.ResourceUpdatedNotificationParams(uri=uri)
-            await self._handle(_UPDATED, types.ResourceUpdatedNotification(params=params))
-
-    async def _watch_stream(self, connection: Connection) -> None:
-        """Give up a legacy session whose stream does not come back: the SDK tries twice only."""
-        while True:
-            await connection.stream_ended.wait()
-            connection.stream_ended.clear()
-            await self._timing.sleep(self._timing.first_poll)
-            if not connection.has_stream:
-                connection.fail(ConnectionError("the stream of the session ended"))
-
     def _stream_changed(self, connection: Connection) -> None:
         # The server may not have notified of changes before the stream was open.
         if connection is self._connection and connection.has_stream:
             for feature in Feature:
-                if connection.serves(feature):
-                    self._mark(feature)
+                self._mark(feature)
 
     def _is_notified(self, connection: Connection, feature: Feature) -> bool:
         return self._states[feature].is_granted and (connection.is_modern or connection.has_stream)
 
+    # The lists
+
+    def _known(self, feature: Feature) -> Version | None:
+        """Return the version of the server's list that the mirror has read last."""
+        return self._cursor.versions.get(feature) if self._cursor else None
+
     def _is_resumed(self, connection: Connection, feature: Feature) -> bool:
         """Return whether the server notifies of every difference to the list that the mirror has."""
-        known = self._cursor.versions.get(feature) if self._cursor and connection.has_cursors else None
-        if known is None or not connection.is_modern or not self._states[feature].is_granted:
+        known = self._known(feature)
+        if known is None or not (connection.has_cursors and connection.is_modern and self._states[feature].is_granted):
             return False
         return split_digest(known.digest)[0] == self._snapshot.list_digest(feature)
 
-    # Fetching
+    def _list_changed(self, feature: Feature, meta: Mapping[str, Any]) -> None:
+        """Apply the changes that a notification of a Tidings server has, or fetch the list."""
+        state, known, cursor = self._states[feature], self._known(feature), Cursor.parse(meta.get(CURSOR_KEY))
+        version = cursor.versions.get(feature) if cursor else None
+        if cursor is None or version is None or known is None or state.is_fetching or state.wake.is_set():
+            self._mark(feature)
+        elif self._cursor and cursor.epoch == self._cursor.epoch and version.revision <= known.revision:
+            pass  # the mirror has fetched a newer list
+        elif (present := self._after(feature, known, version, meta.get(CHANGE_KEY))) is not None:
+            self._read(present, cursor)
+        else:
+            self._mark(feature)
+
+    def _after(self, feature: Feature, known: Version, version: Version, summary: Any) -> Snapshot | None:
+        """Return the lists after the changes of a notification, or None if the list has to be fetched."""
+        if split_digest(known.digest)[1] != split_digest(version.digest)[1]:
+            return None  # the server could not read its list
+        # Anything may be wrong in a message: then the list is fetched.
+        with suppress(AttributeError, LookupError, TypeError, ValueError):
+            return self._snapshot.with_delta(feature, split_digest(version.digest)[0], summary)
+        return None
 
     def _mark(self, feature: Feature) -> None:
         """Note that a list is out of date."""
         state = self._states[feature]
         if state.stale_since is None:
-            state.stale_since = self._lost_since or self._timing.clock()
+            state.stale_since = self._lost_since or time.time()
         state.wake.set()
 
-    async def _poll(self, connection: Connection, feature: Feature, state: _State) -> None:
-        while connection.serves(feature):
-            is_notified = self._is_notified(connection, feature)
-            await self._timing.sleep(self._timing.poll_delay(self._timing.recheck if is_notified else state.poll))
-            if not (connection.has_cursors and self._is_notified(connection, feature)):
-                state.wake.set()
-
     async def _maintain(self, connection: Connection, feature: Feature, state: _State) -> None:
-        """Fetch a feature whenever it is out of date: the only task that does."""
+        """Fetch a feature whenever it is out of date, or a poll is due: the only task that does."""
         failures = 0
         while True:
-            await state.wake.wait()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._poll_delay(connection, feature, state)):
+                    await state.wake.wait()
             state.wake.clear()
+            state.is_fetching = True
             try:
                 async with asyncio.timeout(self._timing.answer):
                     fetched = await connection.fetch(feature, state.wake.is_set)
@@ -511,31 +395,44 @@ class Mirror:
                 failures += 1
                 self._mark(feature)
                 state.reason = one_line(f"{feature.value}: {error}", 200)
-                await self._timing.sleep(self._timing.retry_delay(failures))
+                await asyncio.sleep(self._timing.retry_delay(failures))
                 continue
             except Exception as error:
                 connection.fail(error)
                 return
+            finally:
+                state.is_fetching = False
+            failures = 0
             if fetched is None:
                 self._mark(feature)
             else:
-                failures = 0
-                self._apply(feature, state, fetched)
-            await self._timing.sleep(self._timing.min_interval)
+                self._apply(state, fetched)
+            await asyncio.sleep(self._timing.min_interval)
 
-    def _apply(self, feature: Feature, state: _State, fetched: Fetched) -> None:
-        present = self._snapshot.updated(fetched.lists)
+    def _poll_delay(self, connection: Connection, feature: Feature, state: _State) -> float | None:
+        """Return the seconds until the next poll, or None if there is no need for one."""
+        is_notified = self._is_notified(connection, feature)
+        if not connection.serves(feature) or (is_notified and connection.has_cursors):
+            return None
+        return self._timing.poll_delay(self._timing.recheck if is_notified else state.poll)
+
+    def _apply(self, state: _State, fetched: Fetched) -> None:
+        present = self._snapshot.with_lists(fetched.lists)
         if fetched.ttl is not None:
             state.poll = max(fetched.ttl, 1.0)  # however short the server says, at most one request per second
         elif present is not self._snapshot:
             state.poll = self._timing.first_poll
         else:
             state.poll = min(state.poll * 1.5, self._timing.longest_poll)
-        if fetched.cursor is not None:
-            self._cursor = self._cursor.merge(fetched.cursor) if self._cursor else fetched.cursor
+        self._read(present, fetched.cursor)
+        self._set_current(state)
+
+    def _read(self, present: Snapshot, cursor: Cursor | None) -> None:
+        """Publish what was read from the server, and keep its version."""
+        if cursor is not None:
+            self._cursor = self._cursor.merge(cursor) if self._cursor else cursor
         if present is not self._snapshot:
             self._publish(present)
-        self._set_current(state)
 
     def _set_current(self, state: _State) -> None:
         state.is_loaded = True
@@ -546,10 +443,11 @@ class Mirror:
             if not self._started.done():
                 self._started.set_result(None)
 
-    def _publish(self, snapshot: Snapshot) -> None:
-        self._snapshot = snapshot
-        self._changed.set()
-        self._changed = asyncio.Event()
+
+async def _cancel(tasks: list[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _template(text: str) -> Match:
@@ -560,14 +458,6 @@ def _template(text: str) -> Match:
 def _is_same_or_below(subscribed: str) -> Match:
     """A server may notify of a resource below the subscribed one."""
     return lambda uri: uri == subscribed or uri.startswith(subscribed.rstrip("/") + "/")
-
-
-async def _call_safely(function: Callable[[Any], Any], argument: Any) -> None:
-    try:
-        if inspect.isawaitable(result := function(argument)):
-            await result
-    except Exception:
-        _log.exception("%r raised", function)
 
 
 def _first(error: BaseException) -> BaseException:

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import mcp_types as types
 
+from tidings.core.delta import apply_patch
 from tidings.core.digest import ListDigest, item_hash
 from tidings.core.model import Feature, Operation
 
-__all__ = ["KEYS", "ItemChange", "ListName", "Listing", "Snapshot", "feature_of"]
+__all__ = ["KEYS", "ItemChange", "ListName", "Listing", "Snapshot"]
 
 ListName: TypeAlias = Literal["tools", "prompts", "resources", "templates"]
 KEYS: Mapping[ListName, str] = {"tools": "name", "prompts": "name", "resources": "uri", "templates": "uri_template"}
 """The attribute that identifies an item of each list."""
-
-
-def feature_of(name: ListName) -> Feature:
-    return Feature.RESOURCES if name == "templates" else Feature(name)
+_TYPES: Mapping[ListName, Any] = {
+    "tools": types.Tool,
+    "prompts": types.Prompt,
+    "resources": types.Resource,
+    "templates": types.ResourceTemplate,
+}
 
 
 class ItemChange(NamedTuple):
@@ -38,24 +42,38 @@ class ItemChange(NamedTuple):
 
 
 class Listing:
-    """One list: its items by name, in the order of their names, and a hash of each."""
+    """One list: its items by name, in the order of their names, with a hash of each and a digest of all."""
 
-    __slots__ = ("hashes", "items")
+    __slots__ = ("digest", "hashes", "items")
 
-    def __init__(self, items: Mapping[str, Any], hashes: Mapping[str, bytes]) -> None:
-        self.items = MappingProxyType(dict(items))
-        self.hashes = dict(hashes)
+    def __init__(self) -> None:
+        self.items: Mapping[str, Any] = MappingProxyType({})
+        self.hashes: dict[str, bytes] = {}
+        self.digest = ListDigest()
 
-    def updated(self, name: ListName, received: Iterable[Any]) -> Listing:
-        """Return this listing if the items are the same, or else a new one that has the same object for each item that
-        did not change."""
-        found: dict[str, tuple[Any, bytes]] = {}
-        for item in received:
-            hashed = item_hash(_as_json(item), feature_of(name))
-            key = str(getattr(item, KEYS[name]))
-            found[key] = (self.items[key] if self.hashes.get(key) == hashed else item, hashed)
-        hashes = {key: found[key][1] for key in sorted(found)}
-        return self if hashes == self.hashes else Listing({key: found[key][0] for key in hashes}, hashes)
+    def changed(self, changes: Mapping[str, Any]) -> Listing:
+        """Return a listing with these items instead of those of the same names; None removes an item.
+
+        It has the same objects for the other items. If nothing differs, it is this listing.
+        """
+        hashes, digest, items = dict(self.hashes), copy(self.digest), dict(self.items)
+        for name, item in changes.items():
+            old, new = hashes.pop(name, None), None if item is None else _hash(item)
+            if new is not None:
+                hashes[name] = new
+            if new == old:
+                continue
+            if old is not None:
+                digest.discard(old)
+                del items[name]
+            if new is not None:
+                digest.add(new)
+                items[name] = item
+        if hashes == self.hashes:
+            return self
+        listing = Listing()
+        listing.items, listing.hashes, listing.digest = MappingProxyType(dict(sorted(items.items()))), hashes, digest
+        return listing
 
 
 def _as_json(item: Any) -> Any:
@@ -63,18 +81,16 @@ def _as_json(item: Any) -> Any:
     return item.model_dump(mode="json", by_alias=True, exclude_unset=True)
 
 
-_EMPTY = Listing({}, {})
+def _hash(item: Any) -> bytes:
+    is_resource = isinstance(item, types.Resource | types.ResourceTemplate)
+    return item_hash(_as_json(item), Feature.RESOURCES if is_resource else None)
 
 
 @dataclass(frozen=True, eq=False)
 class Snapshot:
     """The lists of a server at one moment. It never changes."""
 
-    listings: Mapping[ListName, Listing]
-
-    @classmethod
-    def empty(cls) -> Snapshot:
-        return cls(dict.fromkeys(KEYS, _EMPTY))
+    listings: Mapping[ListName, Listing] = field(default_factory=lambda: dict.fromkeys(KEYS, Listing()))
 
     @property
     def tools(self) -> Mapping[str, types.Tool]:
@@ -100,19 +116,41 @@ class Snapshot:
 
     def list_digest(self, feature: Feature) -> str:
         """Return the digest of a feature, as a Tidings server has it in its cursor."""
-        total = ListDigest()
-        for name, listing in self.listings.items():
-            if feature_of(name) is feature:
-                for hashed in listing.hashes.values():
-                    total.add(hashed)
+        total = copy(self.listings[feature.value].digest)
+        if feature is Feature.RESOURCES:
+            total.include(self.listings["templates"].digest)
         return total.hexdigest()
 
-    def updated(self, received: Mapping[ListName, Iterable[Any]]) -> Snapshot:
-        """Return this snapshot if the received lists are the same, or else a new one."""
-        listings = {name: self.listings[name].updated(name, items) for name, items in received.items()}
+    def changed(self, changes: Mapping[ListName, Mapping[str, Any]]) -> Snapshot:
+        """Return a snapshot with these items of each list; None removes one. If nothing differs, it is this one."""
+        listings = {name: self.listings[name].changed(items) for name, items in changes.items()}
         if all(self.listings[name] is listing for name, listing in listings.items()):
             return self
         return Snapshot({**self.listings, **listings})
+
+    def with_lists(self, received: Mapping[ListName, Iterable[Any]]) -> Snapshot:
+        """Return a snapshot with these items, and no others, in the lists that are given."""
+        found = {name: {getattr(item, KEYS[name]): item for item in items} for name, items in received.items()}
+        return self.changed({name: dict.fromkeys(self.listings[name].items) | items for name, items in found.items()})
+
+    def with_delta(self, feature: Feature, digest: str, summary: Mapping[str, Any]) -> Snapshot | None:
+        """Return a snapshot with the changes of a notification (its `dev.tidings/change`).
+
+        Return None if they do not lead to the server's list, which has this digest: the server left some out, or they
+        are those of another version than this one.
+        """
+        if not summary["complete"]:
+            return None
+        changes: dict[ListName, dict[str, Any]] = {}
+        for change in summary.get("changes", [summary]):
+            name, item = change[feature.key_field], change.get("item")
+            is_template = feature is Feature.RESOURCES and (name in self.templates or "uriTemplate" in (item or ()))
+            list_name: ListName = "templates" if is_template else feature.value
+            if "delta" in change:
+                item = apply_patch(_as_json(self.listings[list_name].items[name]), change["delta"])
+            changes.setdefault(list_name, {})[name] = item and _TYPES[list_name].model_validate(item)
+        present = self.changed(changes)
+        return present if present.list_digest(feature) == digest else None
 
     def is_superset_of(self, other: Snapshot) -> bool:
         """Return whether this snapshot has every item of the other one, unchanged: only additions happened since."""
@@ -126,11 +164,11 @@ class Snapshot:
             old = other.listings[name]
             if listing is old:
                 continue
-            for key in sorted(listing.hashes.keys() | old.hashes.keys()):
+            for key in sorted({key for key, _ in listing.hashes.items() ^ old.hashes.items()}):
                 before, after = old.items.get(key), listing.items.get(key)
                 if after is None:
                     yield ItemChange(Operation.REMOVED, name, key, before)
                 elif before is None:
                     yield ItemChange(Operation.ADDED, name, key, after)
-                elif old.hashes[key] != listing.hashes[key]:
+                else:
                     yield ItemChange(Operation.UPDATED, name, key, after, before)

@@ -1,11 +1,9 @@
-"""The waiting times of a mirror, and the clock that it reads."""
+"""The waiting times of a mirror."""
 
 from __future__ import annotations
 
-import asyncio
 import random
-import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 __all__ = ["Timing"]
@@ -13,7 +11,7 @@ __all__ = ["Timing"]
 
 @dataclass(frozen=True)
 class Timing:
-    """All times are in seconds. A test can replace the three functions."""
+    """All times are in seconds."""
 
     answer: float = 30.0
     """For one list, with all its pages. A server that starts a script for each list needs more than a few."""
@@ -29,9 +27,7 @@ class Timing:
     first_retry: float = 0.5
     longest_retry: float = 15.0
     """After a failure; doubled from the first to the longest, as the MCP Inspector does."""
-    sleep: Callable[[float], Awaitable[object]] = asyncio.sleep
     random: Callable[[], float] = random.random
-    clock: Callable[[], float] = time.time
 
     def retry_delay(self, failures: int) -> float:
         """Return the time to wait after this many failures in a row. Half of it is random, so that the clients of a

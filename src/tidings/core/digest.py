@@ -71,6 +71,11 @@ class ListDigest:
         self._sum = (self._sum - int.from_bytes(item, "big")) % _MODULUS
         self._count -= 1
 
+    def include(self, other: ListDigest) -> None:
+        """Add all items of another list."""
+        self._sum = (self._sum + other._sum) % _MODULUS
+        self._count += other._count
+
     def hexdigest(self) -> str:
         items = self._sum.to_bytes(32, "big") + self._count.to_bytes(8, "big")
         digest = blake2b(items, digest_size=16).hexdigest()
