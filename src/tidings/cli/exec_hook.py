@@ -10,11 +10,13 @@ import asyncio
 import json
 import os
 import signal
+import subprocess
 import sys
 from contextlib import suppress
 
 from tidings.cli.output import print_stderr
 from tidings.cli.watch_change import WatchedChange
+from tidings.core.redact import one_line
 
 __all__ = ["ExecHook"]
 
@@ -51,38 +53,39 @@ class ExecHook:
             self._is_running = False
             if problem:
                 self.failures += 1
-                print_stderr(f"tidings: --exec: {problem} ({change.operation} {change.kind} {change.name:.200})")
+                name = one_line(change.name, 200)
+                print_stderr(f"tidings: --exec: {problem} ({change.operation} {change.kind} {name})")
+
+    def _start(self, change: WatchedChange) -> subprocess.Popen[bytes]:
+        """Start the command, in one step: what it starts at once would survive a cancelled start of asyncio."""
+        return subprocess.Popen(
+            self._command,
+            shell=True,
+            stdin=subprocess.PIPE,
+            # With --json, standard output contains nothing else. Not the descriptor 2, which may be the server's.
+            stdout=sys.stderr if self._is_json else None,
+            stderr=sys.stderr,
+            env=os.environ | change.as_variables(),
+            start_new_session=True,  # so that all its processes can be ended
+        )
 
     async def _run_once(self, change: WatchedChange) -> str | None:
         """Run the command, and return what went wrong."""
         try:
-            process = await asyncio.create_subprocess_shell(
-                self._command,
-                stdin=asyncio.subprocess.PIPE,
-                # Standard output contains nothing but JSON then. Not the descriptor 2, which may be the server's.
-                stdout=sys.stderr if self._is_json else None,
-                stderr=sys.stderr,
-                env=os.environ | change.as_variables(),
-                start_new_session=True,  # so that all processes of the command can be ended
-            )
+            process = self._start(change)
         except OSError as error:
             return f"the command can't be run: {error.strerror or error}"
+        written = json.dumps(change.as_json()).encode() + b"\n"
+        ended = asyncio.create_task(asyncio.to_thread(process.communicate, written))
         try:
-            await process.communicate(json.dumps(change.as_json()).encode() + b"\n")
-        finally:
-            if process.returncode is None:
-                await _stop(process)
-        status = process.returncode or 0
+            await asyncio.shield(ended)
+        except asyncio.CancelledError:
+            for number in (signal.SIGTERM, signal.SIGKILL):
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, number)
+                await asyncio.wait([ended], timeout=_STOP_TIMEOUT)
+            raise
+        status = process.returncode
         if status < 0:
             return f"the command was ended by signal {-status}"
         return f"the command ended with status {status}" if status else None
-
-
-async def _stop(process: asyncio.subprocess.Process) -> None:
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, number)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_STOP_TIMEOUT):
-                await process.wait()
-                return
