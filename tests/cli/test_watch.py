@@ -148,6 +148,7 @@ async def test_a_legacy_server_of_the_sdk_is_watched_across_a_restart() -> None:
                 assert "; 1 reconnect." in await watch.interrupt()
 
 
+@pytest.mark.slow  # the first poll comes after five seconds
 async def test_a_server_that_does_not_notify_is_polled() -> None:
     server = ScriptedServer(listens=False, ttl=1)
     async with server.serving() as running, watching(server.url(running), "--json") as watch:
