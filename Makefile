@@ -38,7 +38,7 @@ run: $(READY) ## serve the example workspace over HTTP, and say what to try
 	@[ -d .run/workspace ] || { mkdir -p .run && cp -R examples/workspace .run/workspace; }
 	@printf '%s\n' \
 		'Try, in another terminal:' \
-		"  $(BIN)/python examples/watch.py http://127.0.0.1:8765/mcp --uri 'workspace:///**'" \
+		"  $(BIN)/tidings watch http://127.0.0.1:8765/mcp --feature tools --uri 'workspace:///**'" \
 		'and in a third one, while that watches:' \
 		"  printf 'def hello() -> str:\n    return \"hi\"\n' > .run/workspace/tools/hello.py" \
 		"  $(BIN)/python examples/call.py http://127.0.0.1:8765/mcp add_task title='Ship it'" \

@@ -47,7 +47,7 @@ if __name__ == "__main__":
     port = parser.parse_args().port
     print(
         f"Serving the board on http://127.0.0.1:{port}/mcp; stop with Ctrl-C. Try, in another terminal:\n"
-        f"  .venv/bin/python examples/watch.py http://127.0.0.1:{port}/mcp\n"
+        f"  .venv/bin/tidings watch http://127.0.0.1:{port}/mcp --feature tools --uri board://sprint\n"
         "and in a third one, while it runs:\n"
         f"  .venv/bin/python examples/call.py http://127.0.0.1:{port}/mcp open_sprint\n"
         f"  .venv/bin/python examples/call.py http://127.0.0.1:{port}/mcp add_task title='Ship it'\n"

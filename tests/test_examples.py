@@ -13,7 +13,7 @@ import pytest
 from mcp.client.client import Client
 from mcp.client.stdio import StdioServerParameters, stdio_client
 
-from tests.support.command import DEADLINE, GRACE, Notifications, line_with, start_process
+from tests.support.command import DEADLINE, GRACE, Notifications, line_with, start_command, start_process
 from tests.support.forking import forked_command
 from tests.support.waiting import free_port, until_served
 
@@ -41,13 +41,13 @@ def test_the_board_notifies_its_clients(era: list[str]) -> None:
         async with asyncio.timeout(DEADLINE), running("board.py", "--port", str(port)) as board:
             assert "Serving the board" in await line_with(board.stdout, "Serving")
             await until_served(port)
-            async with running("watch.py", url, *era) as watcher:
-                await line_with(watcher.stdout, "watching")
+            watched = ("--feature", "tools", "--uri", "board://sprint", "--json")
+            async with start_command("watch", url, *watched, *era) as watcher:
+                await line_with(watcher.stderr, "Watching")
                 assert await call(url, "open_sprint") == "open\n"
-                added = await line_with(watcher.stdout, "tools/list_changed")
-                assert json.loads(added.split(" ", 1)[1])["operation"] == "added"
+                assert json.loads(await line_with(watcher.stdout, "close_sprint"))["operation"] == "added"
                 assert await call(url, "add_task", "title=Ship it") == "2 tasks\n"
-                assert "board://sprint" in await line_with(watcher.stdout, "resources/updated")
+                assert json.loads(await line_with(watcher.stdout, "board://sprint"))["operation"] == "updated"
                 board.send_signal(signal.SIGTERM)
                 await asyncio.wait_for(board.wait(), GRACE)
 

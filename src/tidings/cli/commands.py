@@ -20,6 +20,7 @@ from tidings.cli.run_tool import run_tool
 from tidings.cli.serve import serve
 from tidings.cli.subscriptions import subscriptions
 from tidings.cli.validate import validate
+from tidings.cli.watch import watch
 
 __all__ = ["app", "run"]
 
@@ -39,6 +40,7 @@ app.command("new")(new)
 app.command("run-tool")(run_tool)
 app.command("validate")(validate)
 app.command("config")(config)
+app.command("watch")(watch)
 app.command("history")(history)
 app.command("subscriptions")(subscriptions)
 app.add_typer(cluster, name="cluster")

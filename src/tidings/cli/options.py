@@ -38,11 +38,11 @@ Token = Annotated[
 TokenFile = Annotated[Path | None, typer.Option(help="Read the token from this file.", metavar="FILE", readable=False)]
 
 
-def is_url(target: str) -> bool:
-    """Return whether the target is a server and not a folder. Exit with an error if it is a URL of another kind."""
+def is_url(target: str, alternative: str = "a folder") -> bool:
+    """Return whether the target is a URL and not the alternative. Exit with an error if it is a URL of another kind."""
     scheme, separator, _ = target.partition("://")
     if not separator or not re.fullmatch("[a-zA-Z][a-zA-Z0-9+.-]*", scheme):
         return False
     if scheme.lower() not in ("http", "https"):
-        fail(f"{target}: only http and https URLs are possible; give one of them, or a folder")
+        fail(f"{target}: only http and https URLs are possible; give one of them, or {alternative}")
     return True

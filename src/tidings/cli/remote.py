@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any, TypeVar
 
@@ -26,7 +26,7 @@ from tidings.core.redact import one_line
 from tidings.errors import TidingsError
 from tidings.server.process_exit import exit_process
 
-__all__ = ["Remote", "Unreachable", "connect", "run"]
+__all__ = ["Remote", "Unreachable", "bearer_headers", "check_url", "connect", "run"]
 
 Result = TypeVar("Result")
 
@@ -44,24 +44,24 @@ class Unreachable(TidingsError):
     """An error that may be temporary: the server does not answer."""
 
 
-def run(work: Coroutine[Any, Any, Result]) -> Result:
+def run(work: Coroutine[Any, Any, Result], close_timeout: float = _CLOSE_TIMEOUT) -> Result:
     """Run a coroutine. Raise the first error of an exception group, and exit with status 130 on Ctrl-C."""
     try:
-        return asyncio.run(_cancel_on_interrupt(work))
+        return asyncio.run(_cancel_on_interrupt(work, close_timeout))
     except (KeyboardInterrupt, asyncio.CancelledError):
         raise typer.Exit(130) from None
     except BaseExceptionGroup as group:
         raise next(_flatten(group)) from None
 
 
-async def _cancel_on_interrupt(work: Coroutine[Any, Any, Result]) -> Result:
+async def _cancel_on_interrupt(work: Coroutine[Any, Any, Result], close_timeout: float) -> Result:
     """Cancel on Ctrl-C. Exit after a timeout if a connection that breaks at that moment ignores the cancellation."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
 
     def interrupt() -> None:
         task.cancel()
-        loop.call_later(_CLOSE_TIMEOUT, exit_process, 130)
+        loop.call_later(close_timeout, exit_process, 130)
 
     # Windows has no such handler, and only the main thread gets signals. Otherwise asyncio's default applies.
     with suppress(NotImplementedError, ValueError, RuntimeError):
@@ -142,7 +142,7 @@ class Remote:
 
 
 @asynccontextmanager
-async def connect(url: str, token: str | None) -> AsyncIterator[Remote]:
+async def connect(url: str, token: str | None, headers: Mapping[str, str] | None = None) -> AsyncIterator[Remote]:
     last_status: int | None = None
 
     async def save_status(response: httpx2.Response) -> None:
@@ -155,8 +155,8 @@ async def connect(url: str, token: str | None) -> AsyncIterator[Remote]:
         if remote is not None:
             remote.changed.set()
 
-    _check_url(url)
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    check_url(url)
+    headers = bearer_headers(token) | dict(headers or {})
     try:
         http = httpx2.AsyncClient(
             headers=headers, timeout=httpx2.Timeout(_TIMEOUT, read=None), event_hooks={"response": [save_status]}
@@ -179,7 +179,11 @@ async def connect(url: str, token: str | None) -> AsyncIterator[Remote]:
         raise
 
 
-def _check_url(url: str) -> None:
+def bearer_headers(token: str | None) -> dict[str, str]:
+    return {"Authorization": f"Bearer {token}"} if token else {}
+
+
+def check_url(url: str) -> None:
     try:
         parsed = httpx2.URL(url)
     except httpx2.InvalidURL as error:

@@ -1,0 +1,372 @@
+"""The running `tidings watch`: it follows a `Mirror`, and reports changes, the state of the connection and a summary.
+
+The mirror decides what a change is. Changes go to standard output, everything else to standard error.
+
+Import this module only when the command runs, because it imports the SDK.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import statistics
+import sys
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from mcp.client.client import Client
+from mcp.shared.exceptions import MCPError
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+
+from tidings.cli.exec_hook import ExecHook
+from tidings.cli.logs import TextFormatter
+from tidings.cli.output import pluralize, print_json_lines, print_stderr, print_stdout
+from tidings.cli.remote import bearer_headers, connect
+from tidings.cli.watch_change import Connected, FoundBy, Line, WatchedChange, format_latency
+from tidings.client import ItemChange, Mirror
+from tidings.core.frames import CHANGE_KEY, DELETED_METHOD, EXTENSION
+from tidings.core.model import Feature, Operation
+from tidings.core.patterns import is_pattern
+from tidings.core.redact import one_line
+from tidings.errors import Disconnected, NotSupported
+
+__all__ = ["WatchOptions", "watch_target"]
+
+_TICK = 0.1
+"""Seconds between two looks at the state of the mirror. It is shorter than any reconnect takes."""
+_SETTLED = 10
+"""Looks at the same state until it is reported: a legacy session polls for a moment, until its stream is open."""
+_ANSWER_TIMEOUT = 20.0
+"""Seconds for the first answer of a URL. A command may install its server first, so it has no limit."""
+_WAIT_NOTICE = 5.0
+"""Seconds without an answer until the user is told."""
+_UPDATED_METHOD = "notifications/resources/updated"
+
+
+@dataclass(frozen=True)
+class WatchOptions:
+    target: Any
+    """For the `Client` of the SDK: a URL, or the parameters of a stdio server."""
+    name: str
+    transport: Literal["http", "stdio"]
+    is_legacy: bool
+    token: str | None
+    headers: Mapping[str, str]
+    features: frozenset[Feature]
+    uris: tuple[str, ...]
+    operations: frozenset[Operation]
+    is_json: bool
+    command: str | None
+    """The command of `--exec`."""
+
+
+async def watch_target(options: WatchOptions) -> None:
+    """Report changes until Ctrl-C, which cancels this task. Raise `TidingsError` if the target can't be watched."""
+    _set_up_logging()
+    async with _connect(options) as mirror:
+        session = _Session(options, mirror)
+        await session.subscribe()
+        session.greet()
+        try:
+            await session.run()
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            assert task is not None
+            task.uncancel()  # Ctrl-C is the usual end
+        session.summarize()
+
+
+def _set_up_logging() -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(TextFormatter("%(message)s"))
+    # The SDK logs invalid messages with a traceback. The mirror logs the same in one line.
+    handler.addFilter(lambda record: not record.name.startswith("mcp"))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
+
+
+@asynccontextmanager
+async def _connect(options: WatchOptions) -> AsyncIterator[Mirror]:
+    client = Client(options.target, mode="legacy" if options.is_legacy else "auto")
+    mirror = Mirror(client, headers={**bearer_headers(options.token), **options.headers})
+    notice = asyncio.get_running_loop().call_later(
+        _WAIT_NOTICE, print_stderr, f"Waiting for the first answer of {options.name}. Stop with Ctrl-C."
+    )
+    try:
+        async with asyncio.timeout(_ANSWER_TIMEOUT if options.transport == "http" else None):
+            await mirror.__aenter__()
+    except TimeoutError:
+        raise Disconnected(f"{options.name} did not answer within {_ANSWER_TIMEOUT:g} s") from None
+    except Disconnected as error:
+        if options.transport == "http":
+            async with connect(options.target, options.token, options.headers):
+                pass  # it says why: a missing token, another path, a server that does not run
+            raise
+        raise Disconnected(
+            f"{error}; a stdio target is a command that speaks MCP on its standard input and output"
+        ) from None
+    finally:
+        notice.cancel()
+    try:
+        yield mirror
+    finally:
+        await mirror.__aexit__(None, None, None)
+
+
+class _Session:
+    def __init__(self, options: WatchOptions, mirror: Mirror) -> None:
+        self._options = options
+        self._mirror = mirror
+        self._client = mirror.client
+        self._connected = self._describe_connection()
+        self._causes = _Causes(mirror)
+        self._contents: dict[str, WatchedChange] = {}
+        """The changes of contents that are not reported yet, by URI: a storm costs no memory."""
+        self._has_contents = asyncio.Event()
+        self._unverified: set[str] = set()
+        """The subscriptions that the mirror reports as updated after a reconnect, because it can't know better."""
+        self._hook = ExecHook(options.command, is_json=options.is_json) if options.command else None
+        self._print: Callable[[WatchedChange], None] = _print_json if options.is_json else _make_printer()
+        self._started = time.monotonic()
+        self._counts: Counter[str] = Counter()
+        self._latencies: list[float] = []
+        self._reconnects = 0
+        for feature in Feature:
+            mirror.set_notification_handler(feature.method, self._causes.make_handler(feature))
+        mirror.set_notification_handler(_UPDATED_METHOD, lambda message: self._on_content(message.params))
+        mirror.set_notification_handler(DELETED_METHOD, lambda params: self._on_content(params, is_deleted=True))
+
+    async def subscribe(self) -> None:
+        """Subscribe to the contents that the user named."""
+        is_tidings = EXTENSION in (self._client.server_capabilities.extensions or {})
+        for uri in self._options.uris:
+            # The servers of others take a pattern for a URI, and never notify of it. Legacy servers do not say which
+            # kind they are.
+            if is_pattern(uri) and self._connected.is_modern and not is_tidings:
+                raise NotSupported(f"--uri {uri}: only Tidings servers support patterns; give the URI of a resource")
+            try:
+                await self._mirror.subscribe(uri)
+            except MCPError as error:
+                raise NotSupported(f"--uri {uri}: the server refuses it: {one_line(error.message, 200)}") from None
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._report_lists())
+            tasks.create_task(self._report_contents())
+            tasks.create_task(self._report_status())
+            if self._hook is not None:
+                tasks.create_task(self._hook.run())
+
+    # Changes
+
+    async def _report_lists(self) -> None:
+        async for change in self._mirror.changes():
+            self._check_connection()
+            feature = Feature.RESOURCES if change.list == "templates" else Feature(change.list)
+            found_by, latency = self._causes.find(feature)
+            if feature in self._options.features:
+                await self._report(self._make_change(change, feature, found_by, latency))
+
+    def _make_change(
+        self, change: ItemChange, feature: Feature, found_by: FoundBy, latency: float | None
+    ) -> WatchedChange:
+        kind = change.list.removesuffix("s")
+        before = None if change.before is None else _as_json(change.before)
+        return WatchedChange(
+            *(change.operation, change.name, kind, feature, self._connected, time.time(), found_by, latency),
+            item=_as_json(change.item),
+            before=before,
+        )
+
+    def _on_content(self, params: Any, *, is_deleted: bool = False) -> None:
+        self._check_connection()
+        uri, meta = str(params.uri), params.meta or {}
+        found_by: FoundBy = "notification"
+        if uri in self._unverified and not meta:
+            self._unverified.discard(uri)
+            found_by = "reconnect"
+        # A Tidings server tells legacy clients of a deletion in this way.
+        summary = meta.get(CHANGE_KEY)
+        is_deleted = is_deleted or (isinstance(summary, dict) and summary.get("operation") == Operation.DELETED)
+        operation = Operation.DELETED if is_deleted else Operation.UPDATED
+        self._contents[uri] = WatchedChange(operation, uri, "content", None, self._connected, time.time(), found_by)
+        self._has_contents.set()
+
+    async def _report_contents(self) -> None:
+        while True:
+            await self._has_contents.wait()
+            self._has_contents.clear()
+            while self._contents:
+                await self._report(self._contents.pop(next(iter(self._contents))))
+
+    async def _report(self, change: WatchedChange) -> None:
+        if change.operation not in self._options.operations:
+            return
+        self._counts[change.operation] += 1
+        if change.latency is not None:
+            self._latencies.append(change.latency)
+        self._print(change)
+        if self._hook is not None and await self._hook.put(change):
+            self._causes.is_late = True
+
+    # The connection
+
+    def _describe_connection(self) -> Connected:
+        version = self._client.protocol_version
+        return Connected(version, version in MODERN_PROTOCOL_VERSIONS, self._options.transport)
+
+    def _check_connection(self) -> None:
+        """Note whether the mirror has a new connection."""
+        with suppress(Disconnected):
+            if (client := self._mirror.client) is not self._client:
+                self._client = client
+                self._connected = self._describe_connection()
+                self._reconnects += 1
+                self._causes.reconnected()
+                self._unverified = set(self._mirror.subscribed)
+                print_stderr(f"Connected again: {self._connection_text()}.")
+
+    def _connection_text(self) -> str:
+        connected = self._connected
+        info = self._client.server_info
+        name = f"{one_line(info.name, 100)}, " if info is not None and info.name else ""
+        transport = "HTTP" if connected.transport == "http" else connected.transport
+        return f"{name}{connected.era} era ({one_line(connected.protocol, 40)}), {transport}"
+
+    async def _report_status(self) -> None:
+        last: tuple[str, str | None] = ("fresh", None)
+        shown, looks = last, 0
+        while True:
+            await asyncio.sleep(_TICK)
+            self._check_connection()
+            status = self._mirror.status
+            present = (status.state, status.reason)
+            looks = looks + 1 if present == last else 0
+            last = present
+            if status.state != "stale" and looks:
+                self._causes.settle()
+            is_lost = status.state == "reconnecting" and status.reason is not None
+            if present == shown or (looks < _SETTLED and not is_lost):
+                continue
+            if status.state == "reconnecting":
+                print_stderr(f"Connection lost: {status.reason or 'the reason is not known'}. Reconnecting.")
+            elif status.state == "stale" and status.reason:
+                print_stderr(f"The server answers with an error: {status.reason}. Trying again.")
+            elif status.state == "polling":
+                print_stderr("The server does not notify of changes of all its lists. Polling.")
+            elif status.state == "fresh" and shown[0] in ("polling", "stale"):
+                print_stderr("The server notifies of changes.")
+            shown = present
+
+    # Messages
+
+    def greet(self) -> None:
+        snapshot = self._mirror.snapshot()
+        lists = {"tool": snapshot.tools, "prompt": snapshot.prompts, "resource": snapshot.resources}
+        lists["template"] = snapshot.templates
+        items = ", ".join(pluralize(len(found), noun) for noun, found in lists.items())
+        print_stderr(f"Watching {self._options.name}: {self._connection_text()}; {items}. Stop with Ctrl-C.")
+
+    def summarize(self) -> None:
+        duration = time.monotonic() - self._started
+        parts = [pluralize(self._counts.total(), "change")]
+        if self._counts:
+            parts[0] += f" ({', '.join(f'{number} {operation}' for operation, number in self._counts.items())})"
+        if self._latencies:
+            median, longest = statistics.median(self._latencies), max(self._latencies)
+            parts.append(f"latency {format_latency(median)} median, {format_latency(longest)} longest")
+        if self._reconnects:
+            parts.append(pluralize(self._reconnects, "reconnect"))
+        if self._hook is not None and self._hook.failures:
+            parts.append(f"{pluralize(self._hook.failures, 'command')} failed")
+        if self._hook is not None and self._hook.unfinished:
+            parts.append(f"{pluralize(self._hook.unfinished, 'command')} not finished")
+        print_stderr(f"Watched for {duration:.0f} s: {'; '.join(parts)}.")
+
+
+class _Causes:
+    """Finds out for each change of a list how the mirror learned of it, and how long it took to fetch the list."""
+
+    def __init__(self, mirror: Mirror) -> None:
+        self._mirror = mirror
+        self._notified: dict[Feature, float] = {}
+        """The time of the first notification since the last change."""
+        self._last_notified: dict[Feature, float] = {}
+        self._reconnected: set[Feature] = set()
+        """The features of which the present connection has reported no change."""
+        self._snapshot = mirror.snapshot()
+        self._found: dict[Feature, tuple[FoundBy, float | None]] = {}
+        """The causes of the changes in this snapshot."""
+        self.is_late = False
+        """Whether the next change waited for the previous one to be reported, so that its latency is not known."""
+
+    def make_handler(self, feature: Feature) -> Callable[[Any], None]:
+        def note(notification: Any) -> None:
+            now = time.monotonic()
+            self._notified.setdefault(feature, now)
+            self._last_notified[feature] = now
+
+        return note
+
+    def reconnected(self) -> None:
+        self._notified.clear()
+        self._reconnected = set(Feature)
+
+    def settle(self) -> None:
+        """Forget notifications without a change: the mirror has fetched everything that it knows of."""
+        if self._mirror.snapshot() is self._snapshot:  # otherwise there are changes that are not reported yet
+            self._notified.clear()
+            self._reconnected.clear()
+
+    def find(self, feature: Feature) -> tuple[FoundBy, float | None]:
+        """Return the cause of a change that the mirror has just found. All changes of one fetch have the same."""
+        if (snapshot := self._mirror.snapshot()) is not self._snapshot:
+            self._snapshot, self._found = snapshot, {}
+        if feature not in self._found:
+            self._found[feature] = self._find(feature)
+            self.is_late = False
+        return self._found[feature]
+
+    def _find(self, feature: Feature) -> tuple[FoundBy, float | None]:
+        start = self._notified.pop(feature, None)
+        is_reconnected = feature in self._reconnected
+        self._reconnected.discard(feature)
+        if start is None:
+            return ("reconnect" if is_reconnected else "poll"), None
+        last = self._last_notified[feature]
+        if last > start and self._mirror.status.state == "stale":
+            self._notified[feature] = last  # it came during the fetch, so the mirror fetches again
+        return "notification", None if self.is_late else time.monotonic() - start
+
+
+def _as_json(item: Any) -> dict[str, Any]:
+    written: dict[str, Any] = item.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    return written
+
+
+def _print_json(change: WatchedChange) -> None:
+    print_json_lines([change.as_json()])
+
+
+def _make_printer() -> Callable[[WatchedChange], None]:
+    """Return the function that prints a change as lines: with colours on a terminal."""
+    if not sys.stdout.isatty():
+        return lambda change: _print_lines(change.as_lines())
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(highlight=False)
+
+    def print_styled(change: WatchedChange) -> None:
+        for line in change.as_lines():
+            console.print(Text.assemble(*line), soft_wrap=True)
+
+    return print_styled
+
+
+def _print_lines(lines: Iterable[Line]) -> None:
+    for line in lines:
+        print_stdout("".join(text for text, _ in line))
