@@ -4,6 +4,7 @@
 
 PYTHON ?=
 VENV ?= .venv
+LOCK ?= requirements.lock
 UV ?= $(shell command -v uv 2>/dev/null)
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
@@ -11,7 +12,7 @@ LOCK_ARGS ?=
 
 # Checked by content, because the time of a file says nothing after a checkout or a copy. The directory is part of the
 # key because neither the scripts of an environment nor an editable install work after a move.
-KEY := $(shell { cat requirements.lock pyproject.toml; echo '$(CURDIR) $(PYTHON)'; } | cksum | cut -d ' ' -f 1)
+KEY := $(shell { cat $(LOCK) pyproject.toml; echo '$(CURDIR) $(PYTHON)'; } | cksum | cut -d ' ' -f 1)
 READY := $(VENV)/.ready-$(KEY)
 BIN := $(VENV)/bin
 
@@ -22,7 +23,7 @@ CANDIDATES := $(if $(PYTHON),"$(PYTHON)",python3.11 python3.12 python3.13 python
 PROBE := import sys; assert sys.version_info >= (3, 11); import venv, ensurepip; print(sys.executable)
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-all coverage check dist bench bench-peers sdk-suite screenshot lock format clean
+.PHONY: help run test test-all test-adapters coverage check dist bench bench-peers sdk-suite screenshot lock format clean
 
 help: ## list the targets
 	@echo 'Targets:'
@@ -64,6 +65,10 @@ endif
 test-all: $(READY) ## run all tests; those of Node clients are skipped if their packages are missing
 	@$(RUN_TESTS)
 
+test-adapters: ## test and type-check the adapters of agent frameworks, with the frameworks, in .venv-adapters
+	@$(MAKE) --no-print-directory VENV=.venv-adapters LOCK=$(ADAPTERS_LOCK) PYTEST_ARGS=tests/client/adapters test
+	@.venv-adapters/bin/mypy src/tidings/client/adapters tests/client/adapters
+
 coverage: $(READY) ## check that the tests of core/ run at least 95 % of it, lines and branches
 	@$(BIN)/python -m coverage run -m pytest -q -m 'not slow' tests/core tests/testing
 	@$(BIN)/python -m coverage report --skip-covered --show-missing
@@ -94,14 +99,19 @@ format: $(READY) ## format the code, and fix what ruff can fix
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# The file contains no addresses, so that it works with every index. Versions stay as they are if pyproject.toml allows
+ADAPTERS_LOCK := tests/client/adapters/requirements.lock
+FRAMEWORKS := google-adk langchain openai-agents pydantic-ai
+COMPILE = "$(UV)" pip compile pyproject.toml --quiet --universal --python-version 3.11 --generate-hashes \
+	--no-emit-index-url --no-emit-find-links --no-emit-build-options --no-emit-index-annotation \
+	--custom-compile-command 'make lock'
+
+# The files contain no addresses, so that they work with every index. Versions stay as they are if pyproject.toml allows
 # it; LOCK_ARGS=--upgrade updates them.
-lock: ## write requirements.lock from pyproject.toml (needs uv)
+lock: ## write the lock files from pyproject.toml (needs uv)
 	@command -v "$(UV)" >/dev/null || { echo 'make lock needs uv: pip install uv' >&2; exit 1; }
-	"$(UV)" pip compile pyproject.toml --quiet --universal --python-version 3.11 --all-extras --generate-hashes \
-		--no-emit-index-url --no-emit-find-links --no-emit-build-options --no-emit-index-annotation \
-		--custom-compile-command 'make lock' --output-file requirements.lock $(LOCK_ARGS)
-	@if grep -n '://' requirements.lock; then echo 'requirements.lock names an address' >&2; exit 1; fi
+	$(COMPILE) --extra all --extra dev --output-file requirements.lock $(LOCK_ARGS)
+	$(COMPILE) $(FRAMEWORKS:%=--extra %) --extra dev --output-file $(ADAPTERS_LOCK) $(LOCK_ARGS)
+	@if grep -n '://' requirements.lock $(ADAPTERS_LOCK); then echo 'a lock file names an address' >&2; exit 1; fi
 
 clean: ## remove the environments, caches and builds
 	rm -rf .venv .venv-* .hypothesis .mypy_cache .pytest_cache .ruff_cache .coverage htmlcov build dist
@@ -123,13 +133,13 @@ $(READY):
 		echo "Building $(VENV) with uv and $$python …"; \
 		{ \
 			"$(UV)" venv --quiet --python "$$python" "$(VENV)" && \
-			"$(UV)" pip install --quiet --python $(BIN)/python --require-hashes -r requirements.lock && \
+			"$(UV)" pip install --quiet --python $(BIN)/python --require-hashes -r $(LOCK) && \
 			"$(UV)" pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation -e .; \
 		} || { echo 'uv could not build $(VENV). To build it with pip: make UV= …' >&2; exit 1; }; \
 	else \
 		echo "Building $(VENV) with pip and $$python; this takes a minute, once …"; \
 		"$$python" -m venv "$(VENV)"; \
-		$(BIN)/python -m pip install -qq --disable-pip-version-check --require-hashes -r requirements.lock; \
+		$(BIN)/python -m pip install -qq --disable-pip-version-check --require-hashes -r $(LOCK); \
 		$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps --no-build-isolation -e .; \
 	fi; \
 	touch $@

@@ -41,8 +41,11 @@ IMPORT_ALL = """
 import importlib, pkgutil, tidings
 
 for module in pkgutil.walk_packages(tidings.__path__, "tidings."):
-    if not module.name.endswith("__main__"):
-        importlib.import_module(module.name)
+    if not module.name.endswith(("__main__", "tidings.testing.plugin")):  # the plugin is for pytest
+        try:
+            importlib.import_module(module.name)
+        except tidings.TidingsError as error:
+            assert module.name.startswith("tidings.client.adapters.") and "pip install" in str(error), error
 print(tidings.__file__)
 """
 

@@ -8,10 +8,18 @@ import subprocess
 import tomllib
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-LOCK = (ROOT / "requirements.lock").read_text()
-LOCKED = re.findall(r"^([\w.-]+)(?:\[[^\]]*\])?==", LOCK, re.MULTILINE)
+LOCK = ROOT / "requirements.lock"
+ADAPTERS_LOCK = ROOT / "tests/client/adapters/requirements.lock"
+FRAMEWORKS = {"google-adk", "langchain", "openai-agents", "pydantic-ai"}
+"""The extras of the adapters, which only `make test-adapters` installs."""
+
+
+def locked(lock: Path) -> set[str]:
+    return set(re.findall(r"^([\w.-]+)(?:\[[^\]]*\])?==", lock.read_text(), re.MULTILINE))
 
 
 def test_the_package_lies_below_src_and_needs_python_3_11() -> None:
@@ -19,18 +27,25 @@ def test_the_package_lies_below_src_and_needs_python_3_11() -> None:
     assert PROJECT["project"]["requires-python"] == ">=3.11"
 
 
-def test_the_lock_has_versions_and_hashes_and_no_address() -> None:
-    assert len(LOCKED) > 20
-    assert LOCK.count("--hash=sha256:") >= len(LOCKED)
-    assert "://" not in LOCK
+@pytest.mark.parametrize("lock", [LOCK, ADAPTERS_LOCK], ids=lambda lock: lock.parent.name)
+def test_each_lock_has_versions_and_hashes_and_no_address(lock: Path) -> None:
+    assert len(locked(lock)) > 20
+    assert lock.read_text().count("--hash=sha256:") >= len(locked(lock))
+    assert "://" not in lock.read_text()
     assert not (ROOT / "uv.lock").exists()
 
 
-def test_every_dependency_is_locked() -> None:
+def packages(requirements: list[str]) -> set[str]:
+    return {match[0].lower() for each in requirements if (match := re.match(r"[\w.-]+", each))} - {"tidings"}
+
+
+def test_every_dependency_is_locked_and_the_frameworks_apart() -> None:
     extras = PROJECT["project"]["optional-dependencies"]
-    named = PROJECT["project"]["dependencies"] + [each for extra in extras.values() for each in extra]
-    wanted = {match[0].lower() for each in named if (match := re.match(r"[\w.-]+", each))} - {"tidings"}
-    assert wanted <= set(LOCKED)
+    frameworks = packages([each for extra in FRAMEWORKS for each in extras[extra]])
+    named = [each for name, extra in extras.items() if name not in FRAMEWORKS for each in extra]
+    assert packages(PROJECT["project"]["dependencies"] + named) <= locked(LOCK)
+    assert not frameworks & locked(LOCK)
+    assert frameworks | packages(PROJECT["project"]["dependencies"]) <= locked(ADAPTERS_LOCK)
 
 
 def test_the_licence_is_apache_2() -> None:
@@ -38,10 +53,10 @@ def test_the_licence_is_apache_2() -> None:
     assert "Apache License" in (ROOT / "LICENSE").read_text()[:200]
 
 
-def test_all_is_every_other_extra() -> None:
+def test_all_is_every_extra_but_the_frameworks_and_the_tools() -> None:
     extras = PROJECT["project"]["optional-dependencies"]
     assert extras["all"] == ["tidings[fastmcp,nats,otlp]"]
-    assert {"fastmcp", "nats", "otlp"} <= extras.keys()
+    assert extras.keys() == {"all", "dev", "fastmcp", "nats", "otlp"} | FRAMEWORKS
 
 
 def test_the_readme_opens_with_what_it_is_and_two_commands() -> None:
@@ -93,6 +108,7 @@ def test_ci_checks_and_tests_with_nothing_skipped() -> None:
     script = (ROOT / ".ci" / "run").read_text()
     assert "make check" in script
     assert "make test-all" in script
+    assert "make test-adapters" in script
     assert "make coverage" in script
     assert PROJECT["tool"]["coverage"]["report"]["fail_under"] == 95
     assert "export TIDINGS_REQUIRE_ALL=1" in script

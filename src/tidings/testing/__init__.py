@@ -6,7 +6,11 @@ receive notifications from the request of a subscription until the server confir
 effects can be observed, and before the request of a subscriber that already knows it.
 
 The checks do not wait. Run `check_reliable` after every subscriber could receive all notifications.
+
+`connect(server)` is for the tests of any server: it connects clients of each era, which assert what they are told.
 """
+
+from typing import TYPE_CHECKING, Any
 
 from tidings.testing.history import (
     Acknowledged,
@@ -37,6 +41,9 @@ from tidings.testing.promises import (
 )
 from tidings.testing.recorder import Recorder
 
+if TYPE_CHECKING:
+    from tidings.testing.clients import LiveClient, LiveClients, NotificationError, connect
+
 __all__ = [
     "PROMISES",
     "Acknowledged",
@@ -47,8 +54,11 @@ __all__ = [
     "FetchStarted",
     "Fetched",
     "History",
+    "LiveClient",
+    "LiveClients",
     "MailboxSize",
     "Muted",
+    "NotificationError",
     "PromiseBroken",
     "Recorder",
     "Subscribed",
@@ -62,4 +72,16 @@ __all__ = [
     "check_reliable",
     "check_resumable",
     "check_unique",
+    "connect",
 ]
+
+_CLIENTS = {"LiveClient", "LiveClients", "NotificationError", "connect"}
+
+
+def __getattr__(name: str) -> Any:
+    # Imported on demand: the clients need the SDK, the checks do not.
+    if name in _CLIENTS:
+        from tidings.testing import clients
+
+        return getattr(clients, name)
+    raise AttributeError(f"module 'tidings.testing' has no attribute {name!r}")
