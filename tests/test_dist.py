@@ -45,7 +45,8 @@ for module in pkgutil.walk_packages(tidings.__path__, "tidings."):
         try:
             importlib.import_module(module.name)
         except tidings.TidingsError as error:
-            assert module.name.startswith("tidings.client.adapters.") and "pip install" in str(error), error
+            needs_extra = module.name.startswith(("tidings.client.adapters.", "tidings.cluster."))
+            assert needs_extra and "pip install" in str(error), error
 print(tidings.__file__)
 """
 

@@ -6,7 +6,9 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.main import get_command
@@ -27,10 +29,19 @@ def test_help_imports_neither_the_sdk_nor_a_server() -> None:
     assert not loaded & {"asyncio", "rich", *unwanted}
 
 
+def commands(group: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield all commands, with the names of their groups."""
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from commands(command, f"{prefix}{name} ")
+        else:
+            yield prefix + name, command
+
+
 def test_every_command_and_option_has_help_and_documentation() -> None:
     page = (ROOT / "docs" / "serve.md").read_text()
-    for name, command in getattr(get_command(app), "commands").items():  # noqa: B009  # typer does not declare it
-        printed = tidings(name, "--help").stdout
+    for name, command in commands(get_command(app)):
+        printed = tidings(*name.split(), "--help").stdout
         assert "Usage" in printed
         assert "<bool>" not in printed
         assert f"`tidings {name}" in page

@@ -232,7 +232,7 @@ async def test_pages_of_two_versions_are_not_combined() -> None:
         server.between_pages = change
         server.lists["tools"] = dict.fromkeys("abcd", "new")
         await server.notify("tools")
-        await until(lambda: "x" in mirror.tools)
+        await until(lambda: "x" in found[-1].tools)
         following.cancel()
         versions = [{name: tool.description for name, tool in each.tools.items()} for each in found]
         allowed = [dict.fromkeys("abcd", "old"), dict.fromkeys("abcd", "new"), dict.fromkeys("bcdx", "newest")]

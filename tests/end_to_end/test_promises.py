@@ -126,7 +126,8 @@ class Subscription:
         """Return its events and all changes, in order.
 
         Over HTTP, the response to an unsubscribe request comes on another connection than the stream. Notifications of
-        earlier changes may still be in transit, and count as told in time.
+        earlier changes may still be in transit, and count as told in time: before the subscription ended, or after the
+        client has subscribed again.
         """
         changes = self._without_lost(changes)
         made = {(change.topic, change.version): at for at, change in changes}
@@ -140,7 +141,13 @@ class Subscription:
                     if any(each.topic in covered(path) for path in event.topics)
                     if made.get((each.topic, each.version), at) < at
                 ]
-                events[index] = (max([at, *(when + 1 for when in in_transit)]), event)
+                end = max([at, *(when + 1 for when in in_transit)])
+                subscribed_again = [
+                    when
+                    for when, each in self.events[index:]
+                    if isinstance(each, Subscribed) and set(each.topics).intersection(event.topics)
+                ]
+                events[index] = (min([end, *subscribed_again]), event)
         merged: list[tuple[int, int, Event]] = [(at, 0, change) for at, change in changes]
         merged += [(at, 1, event) for at, event in sorted(events, key=lambda each: each[0])]
         return History(event for _, _, event in sorted(merged, key=lambda each: each[:2]))

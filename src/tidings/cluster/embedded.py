@@ -75,8 +75,7 @@ class EmbeddedNats:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.stop()
-        self._stack.close()
+        self.close()
 
     def start(self) -> None:
         """Start the server, and wait until it accepts connections."""
@@ -103,7 +102,7 @@ class EmbeddedNats:
             raise
 
     def stop(self) -> None:
-        """Stop the server gracefully; the data stays until the context is left."""
+        """Stop the server gracefully. The data stays until `close`."""
         process = self._process
         if process is not None and process.poll() is None:
             process.terminate()
@@ -112,6 +111,11 @@ class EmbeddedNats:
             except subprocess.TimeoutExpired:
                 process.kill()
         self._reap()
+
+    def close(self) -> None:
+        """Stop the server, and delete its data unless `store` was given."""
+        self.stop()
+        self._stack.close()
 
     def kill(self) -> None:
         """End the server as `kill -9` does."""
