@@ -17,12 +17,24 @@ from mcp.client._memory import InMemoryTransport
 from mcp.client.client import Client
 from mcp.client.stdio import StdioServerParameters
 from mcp.server.mcpserver import Context, MCPServer
+from mcp.server.mcpserver.exceptions import ResourceNotFoundError
 
 from tests.support.forking import ENVIRONMENT, forked_command
 from tests.support.scripted_server import ScriptedServer
 from tests.support.uvicorn_server import address_of, run_uvicorn
 from tests.support.waiting import DEADLINE, free_port, until
-from tidings import Disconnected, Feature, Live, Mirror, NotSupported, Policy, Terms, Version
+from tidings import (
+    Disconnected,
+    Feature,
+    Live,
+    Mirror,
+    NotFound,
+    NotSupported,
+    Policy,
+    Terms,
+    TidingsError,
+    Version,
+)
 from tidings.client import Timing
 from tidings.core.cursor import cursor_json
 from tidings.core.frames import CHANGE_KEY, CURSOR_KEY
@@ -584,3 +596,103 @@ async def test_subscriptions_are_renewed_after_a_reconnect() -> None:
         await current(mirror)
         await server.notify_content("a://b")
         await until(lambda: updated == ["a://b", "a://b"])
+
+
+def counting_server() -> tuple[MCPServer[Any], dict[str, str], list[str]]:
+    """A server, the texts of its resources `count://NAME`, and the URIs that were read."""
+    server: MCPServer[Any] = MCPServer("counting", log_level="CRITICAL")
+    texts = {"a": "0", "b": "0"}
+    read: list[str] = []
+
+    @server.resource("count://{name}")
+    def content(name: str) -> str:
+        read.append(name)
+        if name not in texts:
+            raise ResourceNotFoundError(f"count://{name}")
+        return texts[name]
+
+    return server, texts, read
+
+
+def text_of(mirror: Mirror, uri: str) -> str | None:
+    content: Any = mirror.contents.get(uri)
+    return None if content is None else content.contents[0].text
+
+
+@pytest.mark.parametrize("era", ERAS)
+async def test_a_watched_content_is_always_current(era: str) -> None:
+    server, texts, read = counting_server()
+    live = Live(server)
+    async with asyncio.timeout(DEADLINE), run_uvicorn(live.http_app()) as running:
+        url = f"http://127.0.0.1:{address_of(running)[1]}/mcp"
+        async with Mirror(Client(url, mode=ERAS[era]), timing=QUICK) as mirror:
+            await current(mirror)
+            await mirror.watch("count://b")
+            first: Any = await mirror.watch("count://a")
+            assert first.contents[0].text == text_of(mirror, "count://a") == "0"
+            pinned, changes = mirror.snapshot(), mirror.changes()
+            texts["a"] = "1"
+            live.resources.updated("count://a")
+            assert (await anext(changes))[:3] == ("updated", "contents", "count://a")
+            assert text_of(mirror, "count://a") == "1"
+            assert pinned.contents["count://a"] == first
+            assert read.count("b") == 1
+            await mirror.unwatch("count://a")
+            assert set(mirror.contents) == {"count://b"} == mirror.subscribed
+
+
+async def test_a_watched_content_is_read_again_after_a_reconnect() -> None:
+    server, texts, _ = counting_server()
+    # With this parser no stream of Tidings is parked, so `drop_connections` finds them all.
+    async with (
+        asyncio.timeout(DEADLINE),
+        run_uvicorn(Live(server).http_app(), http="h11") as running,
+        Mirror(ScriptedServer.url(running), timing=QUICK) as mirror,
+    ):
+        await mirror.watch("count://a")
+        texts["a"] = "new"  # without a notification
+        ScriptedServer.drop_connections(running)
+        await until(lambda: text_of(mirror, "count://a") == "new")
+
+
+async def test_200_updates_of_a_watched_content_cost_few_reads() -> None:
+    server, texts, read = counting_server()
+    live = Live(server)
+    async with asyncio.timeout(DEADLINE), Mirror(server) as mirror:
+        await mirror.watch("count://a")
+        for number in range(200):
+            texts["a"] = str(number)
+            live.resources.updated("count://a")
+            await asyncio.sleep(0)
+        await until(lambda: text_of(mirror, "count://a") == "199")
+        assert len(read) <= 4
+
+
+async def test_a_content_that_is_deleted_and_comes_back_is_watched_again() -> None:
+    server, texts, _ = counting_server()
+    live = Live(server)
+    live.resources.add(lambda: texts["a"], uri="count://a", name="a")
+    async with asyncio.timeout(DEADLINE), Mirror(server, timing=QUICK) as mirror:
+        await mirror.watch("count://a")
+        del texts["a"]
+        live.resources.remove("count://a")
+        live.resources.deleted("count://a")
+        await until(lambda: not mirror.contents)
+        texts["a"] = "back"
+        live.resources.add(lambda: texts["a"], uri="count://a", name="a")
+        await until(lambda: text_of(mirror, "count://a") == "back")
+        texts["a"] = "more"
+        live.resources.updated("count://a")
+        await until(lambda: text_of(mirror, "count://a") == "more")
+
+
+async def test_only_a_single_resource_that_exists_can_be_watched() -> None:
+    server, _, _ = counting_server()
+    Live(server)
+    async with asyncio.timeout(DEADLINE), Mirror(server) as mirror:
+        with pytest.raises(TidingsError, match="is a pattern; watch"):
+            await mirror.watch("count://*")
+        with pytest.raises(NotFound, match="has no resource count://none"):
+            await mirror.watch("count://none")
+        assert mirror.subscribed == set()
+        assert mirror.status.state == "fresh"

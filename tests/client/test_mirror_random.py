@@ -18,6 +18,7 @@ from tests.support.scripted_server import ScriptedServer
 from tests.support.waiting import DEADLINE, free_port, until
 from tests.typescript.node import MODULES, needs_node, node
 from tidings import Mirror
+from tidings.client.snapshot import KEYS
 
 pytestmark = pytest.mark.anyio
 
@@ -72,7 +73,7 @@ class Chaos:
 
 
 def lists(mirror: Mirror) -> dict[str, dict[str, Any]]:
-    found = {name: listing.items for name, listing in mirror.snapshot().listings.items()}
+    found = {name: mirror.snapshot().listings[name].items for name in KEYS}
     return {name: {key: item.description for key, item in items.items()} for name, items in found.items()}
 
 

@@ -26,7 +26,13 @@ from tidings.errors import NotFound, TidingsError
 
 __all__ = ["MirrorGroup"]
 
-_SEPARATORS: Mapping[ListName, str] = {"tools": "_", "prompts": "_", "resources": "+", "templates": "+"}
+_SEPARATORS: Mapping[ListName, str] = {
+    "tools": "_",
+    "prompts": "_",
+    "resources": "+",
+    "templates": "+",
+    "contents": "+",
+}
 _STATES = ("closed", "reconnecting", "stale", "polling", "fresh")
 
 
@@ -109,7 +115,8 @@ class MirrorGroup(ChangingLists):
         changes: dict[ListName, dict[str, Any]] = defaultdict(dict)
         for change in present.changes_since(seen):
             name = f"{prefix}{_SEPARATORS[change.list]}{change.name}"
-            is_removed = change.operation is Operation.REMOVED
-            item = None if is_removed else change.item.model_copy(update={KEYS[change.list]: name})
+            item = None if change.operation is Operation.REMOVED else change.item
+            if item is not None and change.list in KEYS:
+                item = item.model_copy(update={KEYS[change.list]: name})
             changes[change.list][name] = item
         self._publish(self._snapshot.changed(changes))

@@ -49,6 +49,11 @@ class ChangingLists:
         return self._snapshot.templates
 
     @property
+    def contents(self) -> Mapping[str, types.ReadResourceResult]:
+        """The contents of the watched resources by URI."""
+        return self._snapshot.contents
+
+    @property
     def digest(self) -> str:
         return self._snapshot.digest
 

@@ -1,11 +1,11 @@
-"""`Mirror`: an always-current copy of a server's tools, prompts, resources and templates.
+"""`Mirror`: an always-current copy of a server's tools, prompts, resources, templates and watched contents.
 
 A notification only wakes the mirror up. If it has the changes (from a Tidings server) and they lead to the digest of
 the server's list, the mirror applies them. Otherwise it fetches the list, compares, and publishes what differs. For
-each feature, one request is running and at most one is queued, whatever the number of notifications. All answers of a
-feature are read one after the other, so an old answer never replaces a newer one.
+each feature and watched content, one request is running and at most one is queued, whatever the number of
+notifications. Its answers are read one after the other, so an old answer never replaces a newer one.
 
-The mirror does not read the contents of resources, and does not repeat a call of a tool that failed.
+The mirror does not repeat a call of a tool that failed.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, cast
 
 import mcp_types as types
 from mcp.client.client import Client
@@ -34,13 +35,15 @@ from tidings.core.frames import CHANGE_KEY, CURSOR_KEY, DELETED_METHOD, SUBSCRIP
 from tidings.core.model import Feature, Version
 from tidings.core.patterns import Match, compile_pattern, is_pattern
 from tidings.core.redact import one_line
-from tidings.errors import Disconnected, NotSupported, TidingsError
+from tidings.errors import Disconnected, NotFound, NotSupported, TidingsError
 
 __all__ = ["Mirror", "Status"]
 
 _log = logging.getLogger(__name__)
 
 _UPDATED = "notifications/resources/updated"
+_NOT_FOUND = (types.INVALID_PARAMS, -32002)
+"""The errors for a resource that does not exist, since 2026-07-28 and before."""
 _FEATURES = {feature.method: feature for feature in Feature}
 
 
@@ -58,15 +61,17 @@ class Status:
 
 
 class _State:
-    """The state of one feature."""
+    """The state of one feature, or of one watched content."""
 
     def __init__(self) -> None:
         self.wake = asyncio.Event()
-        """Set if the list has to be fetched."""
+        """Set if it has to be fetched."""
         self.is_fetching = False
         self.stale_since: float | None = None
         self.is_granted = False
         """Whether the server notifies of its changes."""
+        self.task: asyncio.Task[None] | None = None
+        """Fetches it, on the present connection."""
         self.is_loaded = False
         """Whether it was fetched, or resumed, on the present connection."""
         self.poll = 0.0
@@ -99,6 +104,7 @@ class Mirror(ChangingLists):
         self._tasks: list[asyncio.Task[None]] = []
         self._handlers: dict[str, Callable[[Any], Any]] = {}
         self._subscribed: dict[str, Match] = {}
+        self._watched: dict[str, _State] = {}
         self._contents: Stream | None = None
         """The listen stream of the subscribed contents."""
         self._replaced: set[str | int] = set()
@@ -109,7 +115,7 @@ class Mirror(ChangingLists):
     def status(self) -> Status:
         if self._is_closed:
             return Status("closed", self._lost_since, self._reason)
-        connection, states = self._connection, self._states.values()
+        connection, states = self._connection, [*self._states.values(), *self._watched.values()]
         stale = [state.stale_since for state in states if state.stale_since is not None]
         if connection is None:
             return Status("reconnecting", min([*stale, self._lost_since or time.time()]), self._reason)
@@ -173,6 +179,64 @@ class Mirror(ChangingLists):
     def subscribed(self) -> frozenset[str]:
         return frozenset(self._subscribed)
 
+    async def watch(self, uri: str) -> types.ReadResourceResult:
+        """Subscribe to a resource, keep its content current in `contents`, and return it."""
+        if is_pattern(uri):
+            raise TidingsError(f"{uri} is a pattern; watch() reads one resource, subscribe() accepts patterns")
+        was_subscribed = uri in self._subscribed
+        await self.subscribe(uri)
+        if uri not in self._watched:
+            connection, state = self._connected(), _State()
+            state.is_granted = True
+            self._watched[uri] = state
+            try:
+                await self._fetch_content(connection, uri, state)
+                if uri not in self.contents:
+                    raise NotFound(f"{self._name} has no resource {uri}")
+            except BaseException:
+                del self._watched[uri]
+                if not was_subscribed:
+                    await self.unsubscribe(uri)
+                raise
+            if connection is self._connection:
+                self._maintain_content(connection, uri, state)
+        return cast("types.ReadResourceResult", await self.wait_for(uri, "contents"))
+
+    async def unwatch(self, uri: str) -> None:
+        """Remove a content from `contents`, and unsubscribe from its resource."""
+        state = self._watched.pop(uri, None)
+        if state is not None and state.task is not None:
+            await _cancel([state.task])
+        self._read(self._snapshot.changed({"contents": {uri: None}}), None)
+        await self.unsubscribe(uri)
+
+    def _maintain_content(self, connection: Connection, uri: str, state: _State) -> None:
+        fetch = partial(self._fetch_content, connection, uri, state)
+        state.task = asyncio.create_task(self._maintain(connection, uri, state, fetch, lambda: None))
+
+    async def _fetch_content(self, connection: Connection, uri: str, state: _State) -> bool:
+        if not state.is_granted:
+            async with self._subscribing:
+                await self._subscribe(connection, [*(each for each in self._subscribed if each != uri), uri])
+            state.is_granted = True
+        try:
+            result = await connection.client.read_resource(uri)
+        except MCPError as error:
+            if error.code not in _NOT_FOUND:
+                raise
+            content = None
+        else:
+            content = types.ReadResourceResult(contents=result.contents)  # without what differs in each answer
+        self._read(self._snapshot.changed({"contents": {uri: content}}), None)
+        self._set_current(state)
+        return True
+
+    def _mark_contents(self, changed: str | None = None) -> None:
+        """Note that watched contents are out of date: of this URI and those above it, or all."""
+        for uri, state in self._watched.items():
+            if changed is None or _is_same_or_below(uri)(changed):
+                self._mark(state)
+
     async def _subscribe(self, connection: Connection, uris: list[str]) -> None:
         """Subscribe to the last of these URIs, and in the modern era to the others again."""
         if not connection.is_modern:
@@ -200,6 +264,7 @@ class Mirror(ChangingLists):
                     await self._subscribe(connection, uris[:number])
             except (MCPError, NotSupported) as error:
                 _log.warning("%s: the subscriptions are not renewed: %s", self._name, one_line(str(error), 200))
+        self._mark_contents()
         for uri in uris:
             params = types.ResourceUpdatedNotificationParams(uri=uri)
             await self._handle(_UPDATED, types.ResourceUpdatedNotification(params=params))
@@ -236,6 +301,7 @@ class Mirror(ChangingLists):
             if not any(match(str(params.uri)) for match in self._subscribed.values()):
                 _log.debug("%s notified of %s without a subscription", self._name, one_line(str(params.uri), 200))
                 return
+            self._mark_contents(str(params.uri))
         await self._handle(method, message)
 
     # The connection
@@ -302,13 +368,17 @@ class Mirror(ChangingLists):
                     self._set_current(state)
                 else:
                     # After the acknowledgement: a change before it is in the list, one after it is notified.
-                    self._mark(feature)
-                tasks.append(asyncio.create_task(self._maintain(connection, feature, state)))
+                    self._mark(state)
+                fetch = partial(self._fetch_lists, connection, feature, state)
+                poll = partial(self._poll_delay, connection, feature, state)
+                tasks.append(asyncio.create_task(self._maintain(connection, feature.value, state, fetch, poll)))
+            for uri, state in self._watched.items():
+                self._maintain_content(connection, uri, state)
             tasks.append(asyncio.create_task(self._subscribe_again(connection)))
             await connection.lost.wait()
         finally:
             self._connection = self._contents = None  # before the client is closed, which takes a while
-            await _cancel(tasks)
+            await _cancel([*tasks, *(state.task for state in self._watched.values() if state.task is not None)])
 
     async def _ask_for_notifications(self, connection: Connection) -> None:
         announced = {feature for feature in Feature if connection.serves(feature) and connection.announces(feature)}
@@ -327,8 +397,9 @@ class Mirror(ChangingLists):
     def _stream_changed(self, connection: Connection) -> None:
         # The server may not have notified of changes before the stream was open.
         if connection is self._connection and connection.has_stream:
-            for feature in Feature:
-                self._mark(feature)
+            for state in self._states.values():
+                self._mark(state)
+            self._mark_contents()
 
     def _is_notified(self, connection: Connection, feature: Feature) -> bool:
         return self._states[feature].is_granted and (connection.is_modern or connection.has_stream)
@@ -351,13 +422,13 @@ class Mirror(ChangingLists):
         state, known, cursor = self._states[feature], self._known(feature), Cursor.parse(meta.get(CURSOR_KEY))
         version = cursor.versions.get(feature) if cursor else None
         if cursor is None or version is None or known is None or state.is_fetching or state.wake.is_set():
-            self._mark(feature)
+            self._mark(state)
         elif self._cursor and cursor.epoch == self._cursor.epoch and version.revision <= known.revision:
             pass  # the mirror has fetched a newer list
         elif (present := self._after(feature, known, version, meta.get(CHANGE_KEY))) is not None:
             self._read(present, cursor)
         else:
-            self._mark(feature)
+            self._mark(state)
 
     def _after(self, feature: Feature, known: Version, version: Version, summary: Any) -> Snapshot | None:
         """Return the lists after the changes of a notification, or None if the list has to be fetched."""
@@ -368,33 +439,40 @@ class Mirror(ChangingLists):
             return self._snapshot.with_delta(feature, split_digest(version.digest)[0], summary)
         return None
 
-    def _mark(self, feature: Feature) -> None:
-        """Note that a list is out of date."""
-        state = self._states[feature]
+    def _mark(self, state: _State) -> None:
+        """Note that a list or a content is out of date."""
         if state.stale_since is None:
             state.stale_since = self._lost_since or time.time()
         state.wake.set()
 
-    async def _maintain(self, connection: Connection, feature: Feature, state: _State) -> None:
-        """Fetch a feature whenever it is out of date, or a poll is due: the only task that does."""
+    async def _maintain(
+        self,
+        connection: Connection,
+        name: str,
+        state: _State,
+        fetch: Callable[[], Awaitable[bool]],
+        poll_delay: Callable[[], float | None],
+    ) -> None:
+        """Fetch whenever the state is marked, or a poll is due: the only task that does. `fetch` returns False if it
+        has to be called again."""
         failures = 0
         while True:
             with suppress(TimeoutError):
-                async with asyncio.timeout(self._poll_delay(connection, feature, state)):
+                async with asyncio.timeout(poll_delay()):
                     await state.wake.wait()
             state.wake.clear()
             state.is_fetching = True
             try:
                 async with asyncio.timeout(self._timing.answer):
-                    fetched = await connection.fetch(feature, state.wake.is_set)
+                    is_complete = await fetch()
             except (MCPError, TidingsError, ValueError) as error:  # ValueError: the result is not valid
                 is_closed = isinstance(error, MCPError) and error.code == types.CONNECTION_CLOSED
                 if is_closed or not self._started.done():
                     connection.fail(error)
                     return
                 failures += 1
-                self._mark(feature)
-                state.reason = one_line(f"{feature.value}: {error}", 200)
+                self._mark(state)
+                state.reason = one_line(f"{name}: {error}", 200)
                 await asyncio.sleep(self._timing.retry_delay(failures))
                 continue
             except Exception as error:
@@ -403,11 +481,15 @@ class Mirror(ChangingLists):
             finally:
                 state.is_fetching = False
             failures = 0
-            if fetched is None:
-                self._mark(feature)
-            else:
-                self._apply(state, fetched)
+            if not is_complete:
+                self._mark(state)
             await asyncio.sleep(self._timing.min_interval)
+
+    async def _fetch_lists(self, connection: Connection, feature: Feature, state: _State) -> bool:
+        fetched = await connection.fetch(feature, state.wake.is_set)
+        if fetched is not None:
+            self._apply(state, fetched)
+        return fetched is not None
 
     def _poll_delay(self, connection: Connection, feature: Feature, state: _State) -> float | None:
         """Return the seconds until the next poll, or None if there is no need for one."""
@@ -431,6 +513,10 @@ class Mirror(ChangingLists):
         """Publish what was read from the server, and keep its version."""
         if cursor is not None:
             self._cursor = self._cursor.merge(cursor) if self._cursor else cursor
+        for uri, state in self._watched.items():
+            if uri in present.resources and uri not in self._snapshot.resources:
+                state.is_granted = False  # the subscription may have ended with the resource
+                self._mark(state)
         if present is not self._snapshot:
             self._publish(present)
 

@@ -1,4 +1,4 @@
-"""Immutable views of a server's lists, and the difference between two of them."""
+"""Immutable views of a server's lists and watched contents, and the difference between two of them."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from tidings.core.model import Feature, Operation
 
 __all__ = ["KEYS", "ItemChange", "ListName", "Listing", "Snapshot"]
 
-ListName: TypeAlias = Literal["tools", "prompts", "resources", "templates"]
+ListName: TypeAlias = Literal["tools", "prompts", "resources", "templates", "contents"]
+"""The lists of a server, and the contents of the resources that a mirror watches."""
 KEYS: Mapping[ListName, str] = {"tools": "name", "prompts": "name", "resources": "uri", "templates": "uri_template"}
-"""The attribute that identifies an item of each list."""
+"""The attribute that identifies an item of each list of the server."""
 _TYPES: Mapping[ListName, Any] = {
     "tools": types.Tool,
     "prompts": types.Prompt,
@@ -34,7 +35,7 @@ class ItemChange(NamedTuple):
     operation: Operation
     list: ListName
     name: str
-    """The name of a tool or prompt, the URI of a resource, or the URI template of a template."""
+    """The name of a tool or prompt, the URI of a resource or content, or the URI template of a template."""
     item: Any
     """The definition after the change; of a removed item, the last one."""
     before: Any = None
@@ -88,9 +89,9 @@ def _hash(item: Any) -> bytes:
 
 @dataclass(frozen=True, eq=False)
 class Snapshot:
-    """The lists of a server at one moment. It never changes."""
+    """The lists of a server, and the watched contents, at one moment. It never changes."""
 
-    listings: Mapping[ListName, Listing] = field(default_factory=lambda: dict.fromkeys(KEYS, Listing()))
+    listings: Mapping[ListName, Listing] = field(default_factory=lambda: dict.fromkeys((*KEYS, "contents"), Listing()))
 
     @property
     def tools(self) -> Mapping[str, types.Tool]:
@@ -107,6 +108,10 @@ class Snapshot:
     @property
     def templates(self) -> Mapping[str, types.ResourceTemplate]:
         return self.listings["templates"].items
+
+    @property
+    def contents(self) -> Mapping[str, types.ReadResourceResult]:
+        return self.listings["contents"].items
 
     @property
     def digest(self) -> str:
