@@ -1,42 +1,34 @@
 """One connection of a mirror to a server, through the `Client` of the SDK.
 
-A connection is used until it is lost, and then replaced by a new one. It opens listen streams, reads whole lists, and
-knows whether the server can send notifications at the moment. It keeps no state of the lists.
+A connection is used until it is lost, and then replaced by a new one. It hides the differences between the eras: how a
+client asks for notifications, and whether the server can send them at the moment. It does not keep the lists.
 """
 
 from __future__ import annotations
 
 import asyncio
-import shlex
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
-import anyio
-import httpx2
 import mcp_types as types
 from mcp.client.client import Client
 from mcp.client.extension import ClientExtension, NotificationBinding
-from mcp.client.stdio import StdioServerParameters, stdio_client
-from mcp.client.streamable_http import streamable_http_client
-from mcp.client.subscriptions import Subscription, SubscriptionLost
+from mcp.client.subscriptions import Subscription
 from mcp.shared.exceptions import MCPError
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import BaseModel, ConfigDict, Field
 
 from tidings.client.snapshot import ListName
 from tidings.client.timing import Timing
+from tidings.client.transport import Target, make_client, observe
 from tidings.core.cursor import Cursor
 from tidings.core.frames import CURSOR_KEY, DELETED_METHOD, EXTENSION
 from tidings.core.model import Feature
 from tidings.errors import TidingsError
 
-__all__ = ["Connection", "DeletedParams", "Fetched", "Stream", "Target", "connect", "describe"]
-
-Target: TypeAlias = Any
-"""A URL, a stdio command (a text or a list), a `Client` of the SDK, a function that returns a new one, or anything else
-that the `Client` accepts."""
+__all__ = ["Connection", "DeletedParams", "Fetched", "connect"]
 
 _LISTS: Mapping[Feature, Mapping[ListName, tuple[str, str]]] = {
     Feature.TOOLS: {"tools": ("list_tools", "tools")},
@@ -47,9 +39,8 @@ _LISTS: Mapping[Feature, Mapping[ListName, tuple[str, str]]] = {
     },
 }
 """For each list of a feature: the method of the `Client`, and the member of its result."""
-
-_STREAM_TIMEOUT = httpx2.Timeout(30.0, read=300.0)
-"""As the SDK has it. A stream on which nothing arrives for so long, not even a heartbeat, may be dead."""
+_NOT_FOUND = (types.INVALID_PARAMS, -32002)
+"""The errors for a resource that does not exist, since 2026-07-28 and before."""
 
 
 class Fetched(NamedTuple):
@@ -61,20 +52,19 @@ class Fetched(NamedTuple):
     """Seconds for which the server says that the lists are fresh."""
 
 
-class Stream(NamedTuple):
-    """An open listen stream."""
-
-    task: asyncio.Task[None]
-    id: str | int
-    granted: types.SubscriptionFilter
-
-
 class DeletedParams(BaseModel):
     """The params of `notifications/resources/deleted`."""
 
     model_config = ConfigDict(extra="allow")
     uri: str
     meta: dict[str, Any] = Field(default_factory=dict, alias="_meta")
+
+
+class _Stream(NamedTuple):
+    """An open listen stream."""
+
+    task: asyncio.Task[None]
+    subscription: Subscription
 
 
 class Connection:
@@ -86,7 +76,15 @@ class Connection:
         self.error: BaseException | None = None
         self._timing = timing
         self._on_stream = on_stream
-        self._streams: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._announced: set[Feature] = set()
+        """The features whose changes the server notifies of."""
+        self._subscribed: set[str] = set()
+        """The granted subscriptions to contents."""
+        self._contents: _Stream | None = None
+        """The listen stream of these subscriptions, in the modern era."""
+        self._replaced: set[Any] = set()
+        """The subscription ids of the streams before it."""
 
     @property
     def is_modern(self) -> bool:
@@ -103,25 +101,47 @@ class Connection:
         declared = [getattr(capabilities, each.value) is not None for each in Feature]
         return getattr(capabilities, feature.value) is not None or not any(declared)
 
-    def announces(self, feature: Feature) -> bool:
-        """Return whether the server says that it notifies of changes of the list."""
-        capability = getattr(self.client.server_capabilities, feature.value)
-        return bool(capability.list_changed) if capability is not None else self.is_modern
+    def notifies_of(self, feature: Feature) -> bool:
+        """Return whether the server can notify of changes of a list at the moment."""
+        return feature in self._announced and (self.is_modern or self.has_stream)
+
+    @property
+    def supports_subscriptions(self) -> bool:
+        resources = self.client.server_capabilities.resources
+        return resources is not None and bool(resources.subscribe)
+
+    # Tasks, and the end
+
+    def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run a task until the connection is closed. If the task raises, the connection is lost."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._task_ended)
+        return task
+
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.fail(error)
 
     def fail(self, error: BaseException) -> None:
-        """Say that the connection is lost. The first error counts."""
+        """Note that the connection is lost. The first error counts."""
         self.error = self.error or error
         self.lost.set()
 
+    async def close(self) -> None:
+        tasks = [*self._tasks]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
     # The GET stream of a legacy session
 
-    def set_stream(self, is_open: bool) -> None:
-        """Note that the stream was opened, or that the server has none."""
-        self.has_stream = is_open
+    def stream_opened(self) -> None:
+        self.has_stream = True
         self._on_stream(self)
 
-    def end_stream(self) -> None:
-        """Note that the stream ended. The SDK opens it again, or gives up after two attempts without a word."""
+    def stream_ended(self) -> None:
         self.has_stream = False
         asyncio.get_running_loop().call_later(self._timing.first_poll, self._require_stream)
 
@@ -129,24 +149,85 @@ class Connection:
         if not self.has_stream:
             self.fail(ConnectionError("the stream of the session ended"))
 
-    # Listen streams
+    # Notifications
 
-    async def listen(self, **topics: Any) -> Stream:
+    async def listen_to_lists(self) -> None:
+        """Ask for notifications of all lists whose changes the server announces. Return after its acknowledgement."""
+        self._announced = {feature for feature in Feature if self.serves(feature) and self._announces(feature)}
+        if not self.is_modern or not self._announced:
+            return
+        try:
+            stream = await self._listen(**{_list_topic(feature): True for feature in self._announced})
+        except MCPError as error:
+            _raise_if_closed(error)
+            self._announced = set()  # the server has no listen streams
+        else:
+            honored = stream.subscription.honored
+            self._announced = {feature for feature in self._announced if getattr(honored, _list_topic(feature))}
+
+    def _announces(self, feature: Feature) -> bool:
+        capability = getattr(self.client.server_capabilities, feature.value)
+        return bool(capability.list_changed) if capability is not None else self.is_modern
+
+    def is_subscribed(self, uri: str) -> bool:
+        return uri in self._subscribed
+
+    def forget_subscription(self, uri: str) -> None:
+        """Note that the server may have ended a subscription: `set_subscriptions` asks for it again."""
+        self._subscribed.discard(uri)
+
+    def is_replaced(self, subscription_id: Any) -> bool:
+        """Return whether a stream was replaced by a new one, which repeats its last notifications."""
+        return subscription_id in self._replaced
+
+    async def set_subscriptions(self, uris: Collection[str]) -> dict[str, str]:
+        """Subscribe to the contents with these URIs, and to no others. Return the refused URIs, with the reasons."""
+        if self.is_modern:
+            return {} if self._subscribed == set(uris) else await self._replace_stream(uris)
+        for uri in self._subscribed.difference(uris):
+            unsubscribe = types.UnsubscribeRequest(params=types.UnsubscribeRequestParams(uri=uri))
+            await self.client.session.send_request(unsubscribe, types.EmptyResult)
+            self._subscribed.discard(uri)
+        refused: dict[str, str] = {}
+        for uri in [uri for uri in uris if uri not in self._subscribed]:
+            subscribe = types.SubscribeRequest(params=types.SubscribeRequestParams(uri=uri))
+            try:
+                await self.client.session.send_request(subscribe, types.EmptyResult)
+                self._subscribed.add(uri)
+            except MCPError as error:
+                _raise_if_closed(error)
+                refused[uri] = error.message
+        return refused
+
+    async def _replace_stream(self, uris: Collection[str]) -> dict[str, str]:
+        stream: _Stream | None = None
+        granted: set[str] = set()
+        if uris:
+            # The new stream opens before the old one ends, so that no notification is lost.
+            try:
+                stream = await self._listen(resource_subscriptions=[*uris])
+            except MCPError as error:
+                _raise_if_closed(error)
+                return dict.fromkeys(uris, error.message)
+            granted = set(stream.subscription.honored.resource_subscriptions or ())
+        if self._contents is not None:
+            self._replaced.add(self._contents.subscription.subscription_id)
+            self._contents.task.cancel()
+        self._contents, self._subscribed = stream, granted.intersection(uris)
+        return {uri: "the server does not grant it" for uri in uris if uri not in granted}
+
+    async def _listen(self, **topics: Any) -> _Stream:
         """Open a listen stream, and wait for its acknowledgement. The connection is lost when the stream ends."""
         acknowledged: asyncio.Future[Subscription] = asyncio.get_running_loop().create_future()
-        task = asyncio.create_task(self._read_stream(acknowledged, topics))
-        self._streams.add(task)
-        task.add_done_callback(self._streams.discard)
+        task = self.start(self._read_stream(acknowledged, topics))
         try:
             async with asyncio.timeout(self._timing.answer):
-                stream = await acknowledged
+                return _Stream(task, await acknowledged)
         except BaseException:
             task.cancel()
             raise
-        return Stream(task, stream.subscription_id, stream.honored)
 
     async def _read_stream(self, acknowledged: asyncio.Future[Subscription], topics: dict[str, Any]) -> None:
-        error: Exception = ConnectionError("the server ended the listen stream")
         try:
             async with self.client.listen(**topics) as stream:
                 acknowledged.set_result(stream)
@@ -154,19 +235,14 @@ class Connection:
                     pass  # the message handler gets the notification, with its `_meta`
                 if not any(granted for _, granted in stream.honored):
                     return  # a stream without a topic ends at once
-        except (MCPError, SubscriptionLost, RuntimeError) as raised:
-            error = raised
-        finally:
-            if not acknowledged.done():
-                acknowledged.set_exception(error)
-        self.fail(error)
+        except Exception as error:
+            if acknowledged.done():
+                raise
+            acknowledged.set_exception(error)
+            return
+        raise ConnectionError("the server ended the listen stream")
 
-    async def close_streams(self) -> None:
-        for task in self._streams:
-            task.cancel()
-        await asyncio.gather(*self._streams, return_exceptions=True)
-
-    # Lists
+    # Lists and contents
 
     async def fetch(self, feature: Feature, is_outdated: Callable[[], bool]) -> Fetched | None:
         """Read the lists of a feature. Return None if they changed meanwhile, so that pages of two versions were read.
@@ -207,9 +283,29 @@ class Connection:
                 cursors.append(page.next_cursor)
         return pages
 
+    async def read_content(self, uri: str) -> types.ReadResourceResult | None:
+        """Read a resource. Return None if there is none."""
+        try:
+            result = await self.client.read_resource(uri)
+        except MCPError as error:
+            if error.code in _NOT_FOUND:
+                return None
+            raise
+        return types.ReadResourceResult(contents=result.contents)  # without what differs in each answer
+
+
+def _list_topic(feature: Feature) -> str:
+    return f"{feature.value}_list_changed"
+
 
 def _cursor(page: Any) -> Cursor | None:
     return Cursor.parse((page.meta or {}).get(CURSOR_KEY))
+
+
+def _raise_if_closed(error: MCPError) -> None:
+    """Raise an error that is no answer of the server."""
+    if error.code == types.CONNECTION_CLOSED:
+        raise error
 
 
 @asynccontextmanager
@@ -221,56 +317,28 @@ async def connect(
     on_message: Callable[[Connection, Any], Awaitable[None]],
     on_stream: Callable[[Connection], None],
 ) -> AsyncIterator[Connection]:
-    """Open a new connection to the target."""
+    """Open a new connection to the target. `on_stream` is called when the GET stream of a legacy session is open."""
     connection = Connection(timing, on_stream)
-    given = _client(target)
-    server: Any = given.server
+    given = make_client(target)
+    # Whether the GET stream is open is not known yet; of a transport of the user, it is never known.
+    connection.has_stream = not isinstance(given.server, str | AbstractAsyncContextManager)
 
     async def receive(message: Any) -> None:
         if given.message_handler is not None and not isinstance(message, DeletedParams):
             await given.message_handler(message)
         await on_message(connection, message)
 
-    async with AsyncExitStack() as stack:
-        if isinstance(server, str):
-            http = _ReportingClient(connection, headers=headers, timeout=_STREAM_TIMEOUT)
-            server = streamable_http_client(server, http_client=await stack.enter_async_context(http))
-            connection.has_stream = False
-        elif isinstance(server, StdioServerParameters):
-            server = _reporting_end(stdio_client(server), connection)
-        elif isinstance(server, AbstractAsyncContextManager):
-            connection.has_stream = False  # a transport that cannot be observed: poll too
-        extension = _Changes({"resume": resume.as_json()} if resume else {}, receive)
-        extensions = [*(given.extensions or ()), extension]
-        client = replace(given, server=server, message_handler=receive, extensions=extensions, cache=None)
-        connection.client = await stack.enter_async_context(client)
-        stack.push_async_callback(connection.close_streams)
-        yield connection
-
-
-def _client(target: Target) -> Client:
-    if isinstance(target, Client):
-        return target
-    if callable(target) and not isinstance(target, type) and isinstance(made := target(), Client):
-        return made
-    if isinstance(target, str) and not target.startswith(("http://", "https://")):
-        target = shlex.split(target)
-    if isinstance(target, Sequence) and not isinstance(target, str):
-        if not target:
-            raise TidingsError("the target is empty; give a URL such as http://127.0.0.1:8765/mcp, or a command")
-        target = StdioServerParameters(command=str(target[0]), args=[str(each) for each in target[1:]])
-    return Client(target)
-
-
-def describe(target: Target) -> str:
-    """Return a name of the target for messages."""
-    while isinstance(target, Client):
-        target = target.server
-    if isinstance(target, StdioServerParameters):
-        target = [target.command, *target.args]
-    if isinstance(target, str):
-        return target
-    return shlex.join(map(str, target)) if isinstance(target, Sequence) else type(target).__name__
+    async with replace(
+        given,
+        server=observe(given.server, headers, connection),
+        message_handler=receive,
+        extensions=[*(given.extensions or ()), _Changes({"resume": resume.as_json()} if resume else {}, receive)],
+        cache=None,
+    ) as connection.client:
+        try:
+            yield connection
+        finally:
+            await connection.close()
 
 
 class _Changes(ClientExtension):
@@ -287,64 +355,3 @@ class _Changes(ClientExtension):
 
     def notifications(self) -> list[NotificationBinding[Any]]:
         return [NotificationBinding(method=DELETED_METHOD, params_type=DeletedParams, handler=self._receive)]
-
-
-class _ReportingClient(httpx2.AsyncClient):
-    """Reports the state of a legacy session, of which the SDK's transport says nothing: whether its GET stream is open,
-    and whether the server still knows the session."""
-
-    def __init__(self, connection: Connection, **options: Any) -> None:
-        super().__init__(**options)
-        self._connection = connection
-
-    async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
-        is_stream = request.method == "GET"
-        try:
-            response = await super().send(request, **options)
-        except httpx2.TransportError as error:
-            if is_stream:
-                self._connection.fail(error)
-            raise
-        if response.status_code == 404 and "mcp-session-id" in request.headers:
-            self._connection.fail(ConnectionError("the server no longer knows the session"))
-        elif is_stream and response.status_code in (200, 405):
-            self._connection.set_stream(response.status_code == 200)
-            if response.status_code == 200:
-                response.stream = _ReportingStream(response.stream, self._connection)
-        elif is_stream and response.status_code >= 400:
-            self._connection.fail(ConnectionError(f"the server answered {response.status_code}"))
-        return response
-
-
-class _ReportingStream(httpx2.AsyncByteStream):
-    """Reports when the GET stream of a legacy session is closed."""
-
-    def __init__(self, stream: Any, connection: Connection) -> None:
-        self._stream = stream
-        self._connection = connection
-
-    def __aiter__(self) -> AsyncIterator[bytes]:
-        chunks: AsyncIterator[bytes] = self._stream.__aiter__()
-        return chunks
-
-    async def aclose(self) -> None:
-        self._connection.end_stream()
-        await self._stream.aclose()
-
-
-@asynccontextmanager
-async def _reporting_end(transport: Any, connection: Connection) -> AsyncIterator[Any]:
-    """Report the end of a process, which the SDK says only to requests that wait for an answer."""
-    async with transport as (reader, writer), anyio.create_task_group() as tasks:
-        send, receive = anyio.create_memory_object_stream[Any](0)
-
-        async def forward() -> None:
-            with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):  # the client was closed
-                async with send:
-                    async for message in reader:
-                        await send.send(message)
-            connection.fail(ConnectionError("the process of the server ended"))
-
-        tasks.start_soon(forward)
-        yield receive, writer
-        tasks.cancel_scope.cancel()

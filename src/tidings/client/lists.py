@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import mcp_types as types
 
-from tidings.client.snapshot import ItemChange, ListName, Snapshot
+from tidings.client.snapshot import Detected, ItemChange, ListName, Snapshot
 from tidings.core.model import Operation
 from tidings.errors import Disconnected
 
@@ -110,8 +110,15 @@ class ChangingLists:
                 if operation is change.operation:
                     await call_safely(callback, change)
 
-    def _publish(self, snapshot: Snapshot) -> None:
+    def _publish(self, snapshot: Snapshot, detected: Detected | None = None) -> None:
+        for name, listing in snapshot.listings.items():
+            if listing is not self._snapshot.listings[name]:
+                listing.detected = detected
         self._snapshot = snapshot
+        self._wake()
+
+    def _wake(self) -> None:
+        """Let everything that waits look at the present snapshot and state."""
         self._changed.set()
         self._changed = asyncio.Event()
 
