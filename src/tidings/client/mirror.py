@@ -293,18 +293,15 @@ class Mirror(ChangingLists):
 
     async def _run(self) -> None:
         while True:
-            error: BaseException | None = None
             try:
                 async with connect(
                     self._target, self._headers, self._timing, self._cursor, self._receive, self._stream_changed
                 ) as connection:
                     await self._follow(connection)
-                    error = connection.error
-            except Exception as raised:
-                error = _first(raised)
+            except Exception as error:
+                self._reason = _message(_first(error))
             if self._is_closed:
                 return  # a transport that fails while it is closed replaces the cancellation by its error
-            self._reason = one_line(str(error) or type(error).__name__, 200)
             if not self._started.done():
                 self._started.set_exception(Disconnected(f"{self._name} can't be reached: {self._reason}"))
                 return
@@ -331,6 +328,9 @@ class Mirror(ChangingLists):
         finally:
             self._connection = None  # before the client is closed, which takes a while
             self._lost_since = _oldest(self._refreshers.values()) or time.time()
+            if connection.error is not None:
+                self._reason = _message(connection.error)
+            self._wake()
 
     async def _renew_subscriptions(self, connection: Connection) -> None:
         """Subscribe to contents again, and report each of them as updated: it may have changed meanwhile."""
@@ -417,6 +417,10 @@ def _compile_template(text: str) -> Match:
 def _is_same_or_below(subscribed: str) -> Match:
     """Match the subscribed resource and those below it, because a server may notify of them, too."""
     return lambda uri: uri == subscribed or uri.startswith(subscribed.rstrip("/") + "/")
+
+
+def _message(error: BaseException) -> str:
+    return one_line(str(error) or type(error).__name__, 200)
 
 
 def _first(error: BaseException) -> BaseException:
