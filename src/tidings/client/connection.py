@@ -72,6 +72,8 @@ class Connection:
         self.client: Client
         self.has_stream = True
         """Whether a legacy server can send notifications: over HTTP, the GET stream must be open."""
+        self.subscriptions: set[str] = set()
+        """The contents of which the server notifies."""
         self.lost = asyncio.Event()
         self.error: BaseException | None = None
         self._timing = timing
@@ -79,8 +81,6 @@ class Connection:
         self._tasks: set[asyncio.Task[None]] = set()
         self._announced: set[Feature] = set()
         """The features whose changes the server notifies of."""
-        self._subscribed: set[str] = set()
-        """The granted subscriptions to contents."""
         self._contents: _Stream | None = None
         """The listen stream of these subscriptions, in the modern era."""
         self._replaced: set[Any] = set()
@@ -104,11 +104,6 @@ class Connection:
     def notifies_of(self, feature: Feature) -> bool:
         """Return whether the server can notify of changes of a list at the moment."""
         return feature in self._announced and (self.is_modern or self.has_stream)
-
-    @property
-    def supports_subscriptions(self) -> bool:
-        resources = self.client.server_capabilities.resources
-        return resources is not None and bool(resources.subscribe)
 
     # Tasks, and the end
 
@@ -143,6 +138,7 @@ class Connection:
 
     def stream_ended(self) -> None:
         self.has_stream = False
+        self._on_stream(self)
         asyncio.get_running_loop().call_later(self._timing.first_poll, self._require_stream)
 
     def _require_stream(self) -> None:
@@ -169,31 +165,29 @@ class Connection:
         capability = getattr(self.client.server_capabilities, feature.value)
         return bool(capability.list_changed) if capability is not None else self.is_modern
 
-    def is_subscribed(self, uri: str) -> bool:
-        return uri in self._subscribed
-
-    def forget_subscription(self, uri: str) -> None:
-        """Note that the server may have ended a subscription: `set_subscriptions` asks for it again."""
-        self._subscribed.discard(uri)
-
     def is_replaced(self, subscription_id: Any) -> bool:
         """Return whether a stream was replaced by a new one, which repeats its last notifications."""
         return subscription_id in self._replaced
 
     async def set_subscriptions(self, uris: Collection[str]) -> dict[str, str]:
         """Subscribe to the contents with these URIs, and to no others. Return the refused URIs, with the reasons."""
+        resources = self.client.server_capabilities.resources
+        if self.subscriptions == set(uris):
+            return {}
+        if resources is None or not resources.subscribe:
+            return dict.fromkeys(uris, "it does not support subscriptions to resources")
         if self.is_modern:
-            return {} if self._subscribed == set(uris) else await self._replace_stream(uris)
-        for uri in self._subscribed.difference(uris):
+            return await self._replace_stream(uris)
+        for uri in self.subscriptions.difference(uris):
             unsubscribe = types.UnsubscribeRequest(params=types.UnsubscribeRequestParams(uri=uri))
             await self.client.session.send_request(unsubscribe, types.EmptyResult)
-            self._subscribed.discard(uri)
+            self.subscriptions.discard(uri)
         refused: dict[str, str] = {}
-        for uri in [uri for uri in uris if uri not in self._subscribed]:
+        for uri in [uri for uri in uris if uri not in self.subscriptions]:
             subscribe = types.SubscribeRequest(params=types.SubscribeRequestParams(uri=uri))
             try:
                 await self.client.session.send_request(subscribe, types.EmptyResult)
-                self._subscribed.add(uri)
+                self.subscriptions.add(uri)
             except MCPError as error:
                 _raise_if_closed(error)
                 refused[uri] = error.message
@@ -213,8 +207,8 @@ class Connection:
         if self._contents is not None:
             self._replaced.add(self._contents.subscription.subscription_id)
             self._contents.task.cancel()
-        self._contents, self._subscribed = stream, granted.intersection(uris)
-        return {uri: "the server does not grant it" for uri in uris if uri not in granted}
+        self._contents, self.subscriptions = stream, granted.intersection(uris)
+        return {uri: "it does not grant this one" for uri in uris if uri not in granted}
 
     async def _listen(self, **topics: Any) -> _Stream:
         """Open a listen stream, and wait for its acknowledgement. The connection is lost when the stream ends."""
@@ -317,7 +311,7 @@ async def connect(
     on_message: Callable[[Connection, Any], Awaitable[None]],
     on_stream: Callable[[Connection], None],
 ) -> AsyncIterator[Connection]:
-    """Open a new connection to the target. `on_stream` is called when the GET stream of a legacy session is open."""
+    """Open a new connection. `on_stream` is called when the GET stream of a legacy session is opened or ends."""
     connection = Connection(timing, on_stream)
     given = make_client(target)
     # Whether the GET stream is open is not known yet; of a transport of the user, it is never known.

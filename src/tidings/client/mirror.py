@@ -100,8 +100,8 @@ class Mirror(ChangingLists):
         refreshers = [*self._refreshers.values()]
         if (since := _oldest(refreshers)) is not None:
             return Status("stale", since, next((each.error for each in refreshers if each.error), None))
-        served = filter(self._connection.serves, Feature)
-        return Status("fresh" if all(map(self._connection.notifies_of, served)) else "polling")
+        is_notified = all(map(self._connection.notifies_of, filter(self._connection.serves, Feature)))
+        return Status("fresh" if is_notified and self._watched <= self._connection.subscriptions else "polling")
 
     async def next_status(self, seen: Status) -> Status:
         """Return the status as soon as it is not `seen`."""
@@ -142,10 +142,10 @@ class Mirror(ChangingLists):
         match = compile_pattern(uri, _compile_template) if is_pattern(uri) else _is_same_or_below(uri)
         async with self._subscribing:
             connection = self._connected()
-            if not connection.supports_subscriptions:
-                raise NotSupported(f"{self._name} does not support subscriptions to resources, so not to {uri}")
             if uri not in self._subscribed:
-                self._raise_if_refused(uri, await connection.set_subscriptions([*self._subscribed, uri]))
+                refused = await connection.set_subscriptions([*self._subscribed, uri])
+                if uri in refused:
+                    raise NotSupported(f"{self._name} refuses a subscription to {uri}: {one_line(refused[uri], 200)}")
                 self._subscribed[uri] = match
 
     async def unsubscribe(self, uri: str) -> None:
@@ -153,10 +153,6 @@ class Mirror(ChangingLists):
         async with self._subscribing:
             if self._subscribed.pop(uri, None) is not None and self._connection is not None:
                 await self._connection.set_subscriptions(self._subscribed)
-
-    def _raise_if_refused(self, uri: str, refused: Mapping[str, str]) -> None:
-        if uri in refused:
-            raise NotSupported(f"{self._name} refuses a subscription to {uri}: {one_line(refused[uri], 200)}")
 
     @property
     def subscribed(self) -> frozenset[str]:
@@ -166,21 +162,17 @@ class Mirror(ChangingLists):
         """Subscribe to a resource, keep its content current in `contents`, and return it."""
         if is_pattern(uri):
             raise TidingsError(f"{uri} is a pattern; watch() reads one resource, subscribe() accepts patterns")
-        was_subscribed = uri in self._subscribed
         await self.subscribe(uri)
         if uri not in self._watched:
-            self._watched.add(uri)
             connection = self._connected()
+            self._watched.add(uri)
             refresher = self._refreshers[uri] = self._content_refresher(connection, uri)
             try:
                 await refresher.fetch()
                 if uri not in self.contents:
                     raise NotFound(f"{self._name} has no resource {uri}")
             except BaseException:
-                self._watched.discard(uri)
-                self._refreshers.pop(uri, None)
-                if not was_subscribed:
-                    await self.unsubscribe(uri)
+                await self.unwatch(uri)
                 raise
             if connection is self._connection:
                 refresher.task = connection.start(refresher.run())
@@ -197,10 +189,10 @@ class Mirror(ChangingLists):
 
     def _content_refresher(self, connection: Connection, uri: str) -> Refresher:
         async def fetch(refresher: Refresher) -> bool:
-            async with self._subscribing:
-                if not connection.is_subscribed(uri):
-                    self._raise_if_refused(uri, await connection.set_subscriptions(self._subscribed))
+            if uri not in connection.subscriptions:
+                await self._renew_subscriptions(connection)
             content = await connection.read_content(uri)
+            refresher.interval = None if uri in connection.subscriptions else self._timing.recheck
             self._publish(self._snapshot.changed({"contents": {uri: content}}), refresher.detected)
             return True
 
@@ -234,7 +226,7 @@ class Mirror(ChangingLists):
         meta = (params and params.meta) or {}
         if feature := _FEATURES.get(method):
             refresher = self._refreshers[feature]
-            if not (refresher.is_idle and self._apply_notification(feature, meta)):
+            if not (refresher.is_idle and self._apply_notification(connection, feature, meta)):
                 refresher.mark()
         elif method in (_UPDATED_METHOD, DELETED_METHOD):
             uri = str(params.uri)
@@ -248,7 +240,7 @@ class Mirror(ChangingLists):
                     self._refreshers[watched].mark()
         await self._handle(method, message)
 
-    def _apply_notification(self, feature: Feature, meta: Mapping[str, Any]) -> bool:
+    def _apply_notification(self, connection: Connection, feature: Feature, meta: Mapping[str, Any]) -> bool:
         """Apply the changes that a notification of a Tidings server has. Return False if the list must be fetched."""
         started = time.monotonic()
         known, cursor = self._known(feature), Cursor.parse(meta.get(CURSOR_KEY))
@@ -262,7 +254,7 @@ class Mirror(ChangingLists):
             return False  # the server could not read its list
         present = self._snapshot.with_delta(feature, digest, meta.get(CHANGE_KEY))
         if present is not None:
-            self._publish_lists(present, cursor, Detected("notification", time.monotonic() - started))
+            self._publish_lists(connection, present, cursor, Detected("notification", time.monotonic() - started))
         return present is not None
 
     # The connection
@@ -316,6 +308,7 @@ class Mirror(ChangingLists):
         self._connection = connection
         try:
             await connection.listen_to_lists()
+            await self._renew_subscriptions(connection)
             for topic, refresher in self._refreshers.items():
                 if isinstance(topic, Feature) and self._is_resumed(connection, topic):
                     refresher.set_current()
@@ -323,7 +316,9 @@ class Mirror(ChangingLists):
                     # After the acknowledgement: a change before it is in the list, one after it is notified.
                     refresher.mark("reconnect", stale_since=self._lost_since)
                 refresher.task = connection.start(refresher.run())
-            connection.start(self._renew_subscriptions(connection))
+            for uri in [*self._subscribed]:
+                params = types.ResourceUpdatedNotificationParams(uri=uri)
+                await self._handle(_UPDATED_METHOD, types.ResourceUpdatedNotification(params=params))
             await connection.lost.wait()
         finally:
             self._connection = None  # before the client is closed, which takes a while
@@ -333,18 +328,16 @@ class Mirror(ChangingLists):
             self._wake()
 
     async def _renew_subscriptions(self, connection: Connection) -> None:
-        """Subscribe to contents again, and report each of them as updated: it may have changed meanwhile."""
         async with self._subscribing:
-            for uri, reason in (await connection.set_subscriptions(self._subscribed)).items():
-                _log.warning("%s: the subscription to %s is not renewed: %s", self._name, uri, one_line(reason, 200))
-        for uri in [*self._subscribed]:
-            params = types.ResourceUpdatedNotificationParams(uri=uri)
-            await self._handle(_UPDATED_METHOD, types.ResourceUpdatedNotification(params=params))
+            refused = await connection.set_subscriptions(self._subscribed)
+        for uri, reason in refused.items():
+            _log.warning("%s: the subscription to %s is not renewed: %s", self._name, uri, one_line(reason, 200))
 
     def _stream_changed(self, connection: Connection) -> None:
-        # The server may not have notified of changes before the stream was open.
         if connection is self._connection:
-            for refresher in self._refreshers.values():
+            self._wake()
+            # The server may not have notified of changes before the stream was open.
+            for refresher in self._refreshers.values() if connection.has_stream else ():
                 refresher.mark("reconnect")
 
     def _progressed(self) -> None:
@@ -380,16 +373,18 @@ class Mirror(ChangingLists):
             refresher.interval = self._timing.first_poll
         else:
             refresher.interval = min(refresher.interval * 1.5, self._timing.longest_poll)
-        self._publish_lists(present, fetched.cursor, refresher.detected)
+        self._publish_lists(connection, present, fetched.cursor, refresher.detected)
         return True
 
-    def _publish_lists(self, present: Snapshot, cursor: Cursor | None, detected: Detected) -> None:
+    def _publish_lists(
+        self, connection: Connection, present: Snapshot, cursor: Cursor | None, detected: Detected
+    ) -> None:
         """Publish what was read from the server, and keep its version."""
         if cursor is not None:
             self._cursor = self._cursor.merge(cursor) if self._cursor else cursor
         for uri in self._watched:
-            if uri in present.resources and uri not in self._snapshot.resources and self._connection is not None:
-                self._connection.forget_subscription(uri)  # it may have ended with the resource
+            if uri in present.resources and uri not in self._snapshot.resources:
+                connection.subscriptions.discard(uri)  # it may have ended with the resource
                 self._refreshers[uri].mark()
         self._publish(present, detected)
 
