@@ -582,7 +582,7 @@ async def test_a_handler_gets_the_subscribed_contents_only(era: str) -> None:
             await mirror.subscribe("plain://each/**")
             live.resources.updated("plain://other")
             live.resources.updated("plain://one")
-            await until(lambda: updated == ["plain://one"])
+            await until(lambda: updated)
             live.resources.updated("plain://each/x")
             await until(lambda: updated[-1] == "plain://each/x")
             await mirror.unsubscribe("plain://one")
@@ -590,7 +590,8 @@ async def test_a_handler_gets_the_subscribed_contents_only(era: str) -> None:
             live.resources.updated("plain://one")
             live.resources.updated("plain://each/y")
             await until(lambda: updated[-1] == "plain://each/y")
-            assert updated == ["plain://one", "plain://each/x", "plain://each/y"]
+            # For a moment after a subscription, a modern client has two streams.
+            assert list(dict.fromkeys(updated)) == ["plain://one", "plain://each/x", "plain://each/y"]
 
 
 async def test_notifications_without_a_subscription_are_dropped() -> None:

@@ -3,7 +3,7 @@
 //     node server.mjs PORT LISTS
 //
 // LISTS is JSON: the description of each item, by list and key. `POST /lists` replaces it, `POST /notify/FEATURE` notifies
-// of a list, and `POST /drop` closes all connections. Pages have three items.
+// of a list, and `POST /drop` closes all other connections. Pages have three items.
 
 import { randomUUID } from 'node:crypto';
 import { createServer } from 'node:http';
@@ -20,6 +20,7 @@ const FORMS = {
 };
 const SENDERS = { tools: 'sendToolListChanged', prompts: 'sendPromptListChanged', resources: 'sendResourceListChanged' };
 const sessions = new Map();
+const sockets = new Set();
 let lists = JSON.parse(process.argv[3]);
 
 function build() {
@@ -59,7 +60,7 @@ async function control(request, [what, feature]) {
   let text = '';
   for await (const chunk of request) text += chunk;
   if (what === 'lists') lists = JSON.parse(text);
-  if (what === 'drop') setImmediate(() => http.closeAllConnections());
+  if (what === 'drop') for (const socket of sockets) if (socket !== request.socket) socket.destroy();
   if (what === 'notify') {
     handler.notify[`${feature}Changed`]();
     for (const { server } of sessions.values()) await server[SENDERS[feature]]().catch(() => {});
@@ -75,5 +76,9 @@ const http = createServer(async (request, response) => {
     response.end();
   } else if (request.headers['mcp-protocol-version'] === '2026-07-28') await serveModern(request, response);
   else await serveSession(request, response);
+});
+http.on('connection', socket => {
+  sockets.add(socket);
+  socket.on('close', () => sockets.delete(socket));
 });
 http.listen(Number(process.argv[2]), '127.0.0.1', () => console.log(http.address().port));

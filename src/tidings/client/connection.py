@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import mcp_types as types
 from mcp.client.client import Client
 from mcp.client.extension import ClientExtension, NotificationBinding
-from mcp.client.subscriptions import Subscription
 from mcp.shared.exceptions import MCPError
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import BaseModel, ConfigDict, Field
@@ -60,13 +59,6 @@ class DeletedParams(BaseModel):
     meta: dict[str, Any] = Field(default_factory=dict, alias="_meta")
 
 
-class _Stream(NamedTuple):
-    """An open listen stream."""
-
-    task: asyncio.Task[None]
-    subscription: Subscription
-
-
 class Connection:
     def __init__(self, timing: Timing, on_stream: Callable[[Connection], None]) -> None:
         self.client: Client
@@ -79,12 +71,10 @@ class Connection:
         self._timing = timing
         self._on_stream = on_stream
         self._tasks: set[asyncio.Task[None]] = set()
-        self._announced: set[Feature] = set()
-        """The features whose changes the server notifies of."""
-        self._contents: _Stream | None = None
-        """The listen stream of these subscriptions, in the modern era."""
-        self._replaced: set[Any] = set()
-        """The subscription ids of the streams before it."""
+        self._granted: set[Feature] = set()
+        """The lists of whose changes the server notifies, over HTTP and in the legacy era only if `has_stream`."""
+        self._listening: asyncio.Task[None] | None = None
+        """Reads the listen stream, in the modern era."""
 
     @property
     def is_modern(self) -> bool:
@@ -103,7 +93,7 @@ class Connection:
 
     def notifies_of(self, feature: Feature) -> bool:
         """Return whether the server can notify of changes of a list at the moment."""
-        return feature in self._announced and (self.is_modern or self.has_stream)
+        return feature in self._granted and (self.is_modern or self.has_stream)
 
     # Tasks, and the end
 
@@ -147,37 +137,28 @@ class Connection:
 
     # Notifications
 
-    async def listen_to_lists(self) -> None:
-        """Ask for notifications of all lists whose changes the server announces. Return after its acknowledgement."""
-        self._announced = {feature for feature in Feature if self.serves(feature) and self._announces(feature)}
-        if not self.is_modern or not self._announced:
-            return
-        try:
-            stream = await self._listen(**{_list_topic(feature): True for feature in self._announced})
-        except MCPError as error:
-            _raise_if_closed(error)
-            self._announced = set()  # the server has no listen streams
-        else:
-            honored = stream.subscription.honored
-            self._announced = {feature for feature in self._announced if getattr(honored, _list_topic(feature))}
+    async def listen(self, uris: Collection[str]) -> dict[str, str]:
+        """Ask for notifications of all lists, of the contents with these URIs, and of no others.
+
+        Return after the acknowledgement, with the refused URIs and the reason of each.
+        """
+        announced = {feature for feature in Feature if self.serves(feature) and self._announces(feature)}
+        resources = self.client.server_capabilities.resources
+        if uris and (resources is None or not resources.subscribe):
+            await self.listen(())
+            return dict.fromkeys(uris, "it does not support subscriptions to resources")
+        if self.subscriptions == set(uris) and (self._listening is not None or not announced):
+            return {}
+        if self.is_modern:
+            return await self._replace_stream(announced, uris)
+        self._granted = announced
+        return await self._subscribe_and_unsubscribe(uris)
 
     def _announces(self, feature: Feature) -> bool:
         capability = getattr(self.client.server_capabilities, feature.value)
         return bool(capability.list_changed) if capability is not None else self.is_modern
 
-    def is_replaced(self, subscription_id: Any) -> bool:
-        """Return whether a stream was replaced by a new one, which repeats its last notifications."""
-        return subscription_id in self._replaced
-
-    async def set_subscriptions(self, uris: Collection[str]) -> dict[str, str]:
-        """Subscribe to the contents with these URIs, and to no others. Return the refused URIs, with the reasons."""
-        resources = self.client.server_capabilities.resources
-        if self.subscriptions == set(uris):
-            return {}
-        if resources is None or not resources.subscribe:
-            return dict.fromkeys(uris, "it does not support subscriptions to resources")
-        if self.is_modern:
-            return await self._replace_stream(uris)
+    async def _subscribe_and_unsubscribe(self, uris: Collection[str]) -> dict[str, str]:
         for uri in self.subscriptions.difference(uris):
             unsubscribe = types.UnsubscribeRequest(params=types.UnsubscribeRequestParams(uri=uri))
             await self.client.session.send_request(unsubscribe, types.EmptyResult)
@@ -193,38 +174,36 @@ class Connection:
                 refused[uri] = error.message
         return refused
 
-    async def _replace_stream(self, uris: Collection[str]) -> dict[str, str]:
-        stream: _Stream | None = None
-        granted: set[str] = set()
-        if uris:
-            # The new stream opens before the old one ends, so that no notification is lost.
-            try:
-                stream = await self._listen(resource_subscriptions=[*uris])
-            except MCPError as error:
-                _raise_if_closed(error)
-                return dict.fromkeys(uris, error.message)
-            granted = set(stream.subscription.honored.resource_subscriptions or ())
-        if self._contents is not None:
-            self._replaced.add(self._contents.subscription.subscription_id)
-            self._contents.task.cancel()
-        self._contents, self.subscriptions = stream, granted.intersection(uris)
-        return {uri: "it does not grant this one" for uri in uris if uri not in granted}
-
-    async def _listen(self, **topics: Any) -> _Stream:
-        """Open a listen stream, and wait for its acknowledgement. The connection is lost when the stream ends."""
-        acknowledged: asyncio.Future[Subscription] = asyncio.get_running_loop().create_future()
-        task = self.start(self._read_stream(acknowledged, topics))
+    async def _replace_stream(self, announced: set[Feature], uris: Collection[str]) -> dict[str, str]:
+        """Open a listen stream, and then end the one before it, so that no notification is lost."""
+        acknowledged: asyncio.Future[types.SubscriptionFilter] = asyncio.get_running_loop().create_future()
+        listening = self.start(self._read_stream(acknowledged, announced, uris))
         try:
             async with asyncio.timeout(self._timing.answer):
-                return _Stream(task, await acknowledged)
+                granted = await acknowledged
+        except MCPError as error:
+            _raise_if_closed(error)
+            if uris and self._listening is None:
+                await self.listen(())
+            return dict.fromkeys(uris, error.message)  # or the server has no listen streams
         except BaseException:
-            task.cancel()
+            listening.cancel()
             raise
+        if self._listening is not None:
+            self._listening.cancel()
+        self._listening = listening
+        self._granted = {feature for feature in announced if getattr(granted, _list_topic(feature))}
+        self.subscriptions = set(granted.resource_subscriptions or ()).intersection(uris)
+        return {uri: "it does not grant this one" for uri in uris if uri not in self.subscriptions}
 
-    async def _read_stream(self, acknowledged: asyncio.Future[Subscription], topics: dict[str, Any]) -> None:
+    async def _read_stream(
+        self, acknowledged: asyncio.Future[types.SubscriptionFilter], features: set[Feature], uris: Collection[str]
+    ) -> None:
+        """Read a listen stream until it ends. Then the connection is lost."""
+        topics: dict[str, Any] = {_list_topic(feature): True for feature in features}
         try:
-            async with self.client.listen(**topics) as stream:
-                acknowledged.set_result(stream)
+            async with self.client.listen(**topics, resource_subscriptions=[*uris]) as stream:
+                acknowledged.set_result(stream.honored)
                 async for _ in stream:
                     pass  # the message handler gets the notification, with its `_meta`
                 if not any(granted for _, granted in stream.honored):

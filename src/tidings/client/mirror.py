@@ -31,7 +31,7 @@ from tidings.client.timing import Timing
 from tidings.client.transport import Target, describe
 from tidings.core.cursor import Cursor
 from tidings.core.digest import split_digest
-from tidings.core.frames import CHANGE_KEY, CURSOR_KEY, DELETED_METHOD, SUBSCRIPTION_KEY
+from tidings.core.frames import CHANGE_KEY, CURSOR_KEY, DELETED_METHOD
 from tidings.core.model import Feature, Topic, Version
 from tidings.core.patterns import Match, compile_pattern, is_pattern
 from tidings.core.redact import one_line
@@ -143,7 +143,7 @@ class Mirror(ChangingLists):
         async with self._subscribing:
             connection = self._connected()
             if uri not in self._subscribed:
-                refused = await connection.set_subscriptions([*self._subscribed, uri])
+                refused = await connection.listen([*self._subscribed, uri])
                 if uri in refused:
                     raise NotSupported(f"{self._name} refuses a subscription to {uri}: {one_line(refused[uri], 200)}")
                 self._subscribed[uri] = match
@@ -152,7 +152,7 @@ class Mirror(ChangingLists):
         """End the notifications of a resource's content."""
         async with self._subscribing:
             if self._subscribed.pop(uri, None) is not None and self._connection is not None:
-                await self._connection.set_subscriptions(self._subscribed)
+                await self._connection.listen(self._subscribed)
 
     @property
     def subscribed(self) -> frozenset[str]:
@@ -190,7 +190,7 @@ class Mirror(ChangingLists):
     def _content_refresher(self, connection: Connection, uri: str) -> Refresher:
         async def fetch(refresher: Refresher) -> bool:
             if uri not in connection.subscriptions:
-                await self._renew_subscriptions(connection)
+                await self._listen(connection)
             content = await connection.read_content(uri)
             refresher.interval = None if uri in connection.subscriptions else self._timing.recheck
             self._publish(self._snapshot.changed({"contents": {uri: content}}), refresher.detected)
@@ -230,8 +230,6 @@ class Mirror(ChangingLists):
                 refresher.mark()
         elif method in (_UPDATED_METHOD, DELETED_METHOD):
             uri = str(params.uri)
-            if connection.is_replaced(meta.get(SUBSCRIPTION_KEY)):
-                return
             if not any(match(uri) for match in self._subscribed.values()):
                 _log.debug("%s notified of %s without a subscription", self._name, one_line(uri, 200))
                 return
@@ -307,8 +305,7 @@ class Mirror(ChangingLists):
         self._refreshers |= {uri: self._content_refresher(connection, uri) for uri in self._watched}
         self._connection = connection
         try:
-            await connection.listen_to_lists()
-            await self._renew_subscriptions(connection)
+            await self._listen(connection)
             for topic, refresher in self._refreshers.items():
                 if isinstance(topic, Feature) and self._is_resumed(connection, topic):
                     refresher.set_current()
@@ -327,9 +324,10 @@ class Mirror(ChangingLists):
                 self._reason = _message(connection.error)
             self._wake()
 
-    async def _renew_subscriptions(self, connection: Connection) -> None:
+    async def _listen(self, connection: Connection) -> None:
+        """Ask for notifications of the lists, and of the contents that were subscribed to before."""
         async with self._subscribing:
-            refused = await connection.set_subscriptions(self._subscribed)
+            refused = await connection.listen(self._subscribed)
         for uri, reason in refused.items():
             _log.warning("%s: the subscription to %s is not renewed: %s", self._name, uri, one_line(reason, 200))
 
