@@ -459,6 +459,7 @@ async def test_a_list_is_fetched_if_a_notification_has_not_all_changes(options: 
         {"operation": "added", "name": "b", "item": {"name": 5}, "complete": True},
         {"operation": "updated", "name": "c", "delta": {"title": "C"}, "complete": True},
         {"operation": "removed", "complete": True},
+        {"operation": "removed", "name": "a"},
         {"changes": 5, "complete": True},
         [],
         None,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from copy import copy
-from dataclasses import dataclass, field
 from hashlib import blake2b
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -15,7 +15,7 @@ from tidings.core.delta import apply_patch
 from tidings.core.digest import ListDigest, item_hash
 from tidings.core.model import Feature, Operation
 
-__all__ = ["KEYS", "Detected", "FoundBy", "ItemChange", "ListName", "Listing", "Snapshot"]
+__all__ = ["KEYS", "Detected", "FoundBy", "ItemChange", "ListName", "Listing", "Lists", "Snapshot"]
 
 ListName: TypeAlias = Literal["tools", "prompts", "resources", "templates", "contents"]
 """The lists of a server, and the contents of the resources that a mirror watches."""
@@ -101,11 +101,12 @@ def _hash(item: Any) -> bytes:
     return item_hash(_as_json(item), Feature.RESOURCES if is_resource else None)
 
 
-@dataclass(frozen=True, eq=False)
-class Snapshot:
-    """The lists of a server, and the watched contents, at one moment. It never changes."""
+class Lists(ABC):
+    """Lists by name. Each is sorted, never modified, and the same object while nothing changes."""
 
-    listings: Mapping[ListName, Listing] = field(default_factory=lambda: dict.fromkeys((*KEYS, "contents"), Listing()))
+    @property
+    @abstractmethod
+    def listings(self) -> Mapping[ListName, Listing]: ...
 
     @property
     def tools(self) -> Mapping[str, types.Tool]:
@@ -117,14 +118,17 @@ class Snapshot:
 
     @property
     def resources(self) -> Mapping[str, types.Resource]:
+        """The resources by URI."""
         return self.listings["resources"].items
 
     @property
     def templates(self) -> Mapping[str, types.ResourceTemplate]:
+        """The resource templates by URI template."""
         return self.listings["templates"].items
 
     @property
     def contents(self) -> Mapping[str, types.ReadResourceResult]:
+        """The contents of the watched resources by URI."""
         return self.listings["contents"].items
 
     @property
@@ -139,6 +143,17 @@ class Snapshot:
         if feature is Feature.RESOURCES:
             total.include(self.listings["templates"].digest)
         return total.hexdigest()
+
+
+class Snapshot(Lists):
+    """The lists of a server, and the watched contents, at one moment. It never changes."""
+
+    def __init__(self, listings: Mapping[ListName, Listing] | None = None) -> None:
+        self._listings = listings or dict.fromkeys((*KEYS, "contents"), Listing())
+
+    @property
+    def listings(self) -> Mapping[ListName, Listing]:
+        return self._listings
 
     def changed(self, changes: Mapping[ListName, Mapping[str, Any]]) -> Snapshot:
         """Return a snapshot with these items of each list; None removes one. If nothing differs, it is this one."""
@@ -166,7 +181,7 @@ class Snapshot:
         except (AttributeError, LookupError, TypeError, ValueError):
             return None  # anything may be wrong in a message
         present = self.changed(changes)
-        return present if summary["complete"] and present.list_digest(feature) == digest else None
+        return present if summary.get("complete") and present.list_digest(feature) == digest else None
 
     def _parse_delta(self, feature: Feature, summary: Any) -> dict[ListName, dict[str, Any]]:
         changes: dict[ListName, dict[str, Any]] = {}
