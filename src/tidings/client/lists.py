@@ -92,7 +92,7 @@ class ChangingLists(Lists):
         self._wake()
 
     def _wake(self) -> None:
-        """Let everything that waits look at the present snapshot and state."""
+        """Wake everything that waits for another snapshot or status."""
         self._changed.set()
         self._changed = asyncio.Event()
 

@@ -142,11 +142,16 @@ class Mirror(ChangingLists):
         match = compile_pattern(uri, _compile_template) if is_pattern(uri) else _is_same_or_below(uri)
         async with self._subscribing:
             connection = self._connected()
-            if uri not in self._subscribed:
-                refused = await connection.listen([*self._subscribed, uri])
+            if uri in self._subscribed:
+                return
+            self._subscribed[uri] = match  # a notification may arrive together with the acknowledgement
+            try:
+                refused = await connection.listen(self._subscribed)
                 if uri in refused:
                     raise NotSupported(f"{self._name} refuses a subscription to {uri}: {one_line(refused[uri], 200)}")
-                self._subscribed[uri] = match
+            except BaseException:
+                del self._subscribed[uri]
+                raise
 
     async def unsubscribe(self, uri: str) -> None:
         """End the notifications of a resource's content."""
@@ -303,6 +308,8 @@ class Mirror(ChangingLists):
         """Keep the lists and contents current until the connection is lost."""
         self._refreshers = {feature: self._list_refresher(connection, feature) for feature in Feature}
         self._refreshers |= {uri: self._content_refresher(connection, uri) for uri in self._watched}
+        for refresher in self._refreshers.values():
+            refresher.stale_since = self._lost_since or time.time()
         self._connection = connection
         try:
             await self._listen(connection)
@@ -311,11 +318,9 @@ class Mirror(ChangingLists):
                     refresher.set_current()
                 else:
                     # After the acknowledgement: a change before it is in the list, one after it is notified.
-                    refresher.mark("reconnect", stale_since=self._lost_since)
+                    refresher.mark("reconnect")
                 refresher.task = connection.start(refresher.run())
-            for uri in [*self._subscribed]:
-                params = types.ResourceUpdatedNotificationParams(uri=uri)
-                await self._handle(_UPDATED_METHOD, types.ResourceUpdatedNotification(params=params))
+            connection.start(self._report_contents())
             await connection.lost.wait()
         finally:
             self._connection = None  # before the client is closed, which takes a while
@@ -325,11 +330,17 @@ class Mirror(ChangingLists):
             self._wake()
 
     async def _listen(self, connection: Connection) -> None:
-        """Ask for notifications of the lists, and of the contents that were subscribed to before."""
+        """Ask for notifications of the lists and of the subscribed contents."""
         async with self._subscribing:
             refused = await connection.listen(self._subscribed)
         for uri, reason in refused.items():
             _log.warning("%s: the subscription to %s is not renewed: %s", self._name, uri, one_line(reason, 200))
+
+    async def _report_contents(self) -> None:
+        """Report each subscribed content as updated: it may have changed while there was no connection."""
+        for uri in [*self._subscribed]:
+            params = types.ResourceUpdatedNotificationParams(uri=uri)
+            await self._handle(_UPDATED_METHOD, types.ResourceUpdatedNotification(params=params))
 
     def _stream_changed(self, connection: Connection) -> None:
         if connection is self._connection:

@@ -35,7 +35,7 @@ class Refresher:
         self.error: str | None = None
         """The error of the last fetch."""
         self.is_loaded = False
-        """Whether it was current at least once."""
+        """Whether a fetch has succeeded, or none was necessary."""
         self.interval: float | None = None
         """Seconds until the next fetch without a mark; None if there is no need for one."""
         self.task: asyncio.Task[None] | None = None
@@ -63,16 +63,16 @@ class Refresher:
     @property
     def detected(self) -> Detected:
         """How the change that the running fetch has found was detected."""
-        cause, since = self._running or self._queued
+        cause, since = self._running or ("poll", 0.0)
         return Detected(cause, time.monotonic() - since if cause == "notification" else None)
 
-    def mark(self, cause: FoundBy = "notification", *, stale_since: float | None = None) -> None:
+    def mark(self, cause: FoundBy = "notification") -> None:
         """Queue a fetch, if none is queued."""
         if not self.is_marked:
             self._queued = (cause, time.monotonic())
             self._is_queued.set()
         if self.stale_since is None:
-            self.stale_since = stale_since or time.time()
+            self.stale_since = time.time()
             self._on_change()
 
     def set_current(self) -> None:
@@ -84,17 +84,18 @@ class Refresher:
 
     async def fetch(self) -> None:
         """Fetch once. Raise the error if that fails."""
-        self._running = self._queued if self.is_marked else ("poll", 0.0)
+        cause, _ = self._running = self._queued if self.is_marked else ("poll", 0.0)
         self._is_queued.clear()
+        is_complete = False
         try:
             async with asyncio.timeout(self._timing.answer):
                 is_complete = await self._fetch(self)
         finally:
             self._running = None
+            if not is_complete:
+                self.mark(cause)
         if is_complete:
             self.set_current()
-        else:
-            self.mark()
 
     async def run(self) -> None:
         """Fetch whenever it is due. Raise an error that is not an answer of the server: the connection is lost."""
@@ -103,7 +104,6 @@ class Refresher:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self.interval and self._timing.poll_delay(self.interval)):
                     await self._is_queued.wait()
-            cause = self._queued[0] if self.is_marked else "poll"
             try:
                 await self.fetch()
             except (MCPError, TidingsError, ValueError) as error:  # ValueError: the answer is not valid
@@ -111,7 +111,6 @@ class Refresher:
                     raise
                 failures += 1
                 self.error = one_line(f"{self._name}: {error}", 200)
-                self.mark(cause)
                 self._on_change()
                 await asyncio.sleep(self._timing.retry_delay(failures))
             else:
