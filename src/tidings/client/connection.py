@@ -72,7 +72,7 @@ class Connection:
         self._on_stream = on_stream
         self._tasks: set[asyncio.Task[None]] = set()
         self._granted: set[Feature] = set()
-        """The lists of whose changes the server notifies, over HTTP and in the legacy era only if `has_stream`."""
+        """The lists of whose changes the server has promised to notify."""
         self._listening: asyncio.Task[None] | None = None
         """Reads the listen stream, in the modern era."""
 
@@ -86,7 +86,8 @@ class Connection:
         return EXTENSION in (self.client.server_capabilities.extensions or {})
 
     def serves(self, feature: Feature) -> bool:
-        """Return whether the server declares the feature. A client with a pinned version gets no declaration."""
+        """Return whether the server declares the feature, or declares none: a client with a pinned protocol version
+        gets no capabilities."""
         capabilities = self.client.server_capabilities
         declared = [getattr(capabilities, each.value) is not None for each in Feature]
         return getattr(capabilities, feature.value) is not None or not any(declared)
@@ -183,9 +184,10 @@ class Connection:
                 granted = await acknowledged
         except MCPError as error:
             _raise_if_closed(error)
+            # The server refuses the URIs, or has no listen streams.
             if uris and self._listening is None:
                 await self.listen(())
-            return dict.fromkeys(uris, error.message)  # or the server has no listen streams
+            return dict.fromkeys(uris, error.message)
         except BaseException:
             listening.cancel()
             raise
