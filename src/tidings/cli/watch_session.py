@@ -121,10 +121,10 @@ class _Session:
         self._client = mirror.client
         self._connected = self._describe_connection()
         self._contents: dict[str, WatchedChange] = {}
-        """The changes of contents that are not reported yet, by URI: a storm costs no memory."""
+        """The changes of contents that are not reported yet, by URI: at most one per URI, however many there are."""
         self._has_contents = asyncio.Event()
-        self._unverified: set[str] = set()
-        """The subscriptions that the mirror reports as updated after a reconnect, because it can't know better."""
+        self._after_reconnect: set[str] = set()
+        """The URIs that the mirror reports once after a reconnect, because their contents may have changed."""
         self._hook = ExecHook(options.command, is_json=options.is_json) if options.command else None
         self._print: Callable[[WatchedChange], None] = _print_json if options.is_json else _make_printer()
         self._started = time.monotonic()
@@ -177,8 +177,8 @@ class _Session:
         self._check_connection()
         uri, meta = str(params.uri), params.meta or {}
         detected = Detected("notification")
-        if uri in self._unverified and not meta:
-            self._unverified.discard(uri)
+        if uri in self._after_reconnect and not meta:
+            self._after_reconnect.discard(uri)
             detected = Detected("reconnect")
         # A Tidings server tells legacy clients of a deletion in this way.
         summary = meta.get(CHANGE_KEY)
@@ -217,7 +217,7 @@ class _Session:
                 self._client = client
                 self._connected = self._describe_connection()
                 self._reconnects += 1
-                self._unverified = set(self._mirror.subscribed)
+                self._after_reconnect = set(self._mirror.subscribed)
                 print_stderr(f"Connected again: {self._connection_text()}.")
 
     def _connection_text(self) -> str:

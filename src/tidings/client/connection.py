@@ -81,8 +81,9 @@ class Connection:
         return self.client.protocol_version in MODERN_PROTOCOL_VERSIONS
 
     @property
-    def has_cursors(self) -> bool:
-        """Whether this is a Tidings server: it notifies of every change, and continues from a cursor."""
+    def is_tidings(self) -> bool:
+        """Whether the server says that it has Tidings: it notifies of every change, and continues from a cursor. A
+        legacy server does not say so."""
         return EXTENSION in (self.client.server_capabilities.extensions or {})
 
     def serves(self, feature: Feature) -> bool:
@@ -96,7 +97,7 @@ class Connection:
         """Return whether the server can notify of changes of a list at the moment."""
         return feature in self._granted and (self.is_modern or self.has_stream)
 
-    # Tasks, and the end
+    # Tasks, and the loss of the connection
 
     def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run a task until the connection is closed. If the task raises, the connection is lost."""

@@ -375,7 +375,7 @@ class Mirror(ChangingLists):
         if not connection.serves(feature):
             refresher.interval = None
         elif connection.notifies_of(feature):
-            refresher.interval = None if connection.has_cursors else self._timing.recheck
+            refresher.interval = None if connection.is_tidings else self._timing.recheck
         elif fetched.ttl is not None:
             refresher.interval = max(fetched.ttl, 1.0)  # however short the server says, at most one request per second
         elif refresher.interval is None or present is not self._snapshot:
@@ -403,7 +403,7 @@ class Mirror(ChangingLists):
     def _is_resumed(self, connection: Connection, feature: Feature) -> bool:
         """Return whether the server notifies of every difference to the list that the mirror has."""
         known = self._known(feature)
-        if known is None or not (connection.is_modern and connection.has_cursors and connection.notifies_of(feature)):
+        if known is None or not (connection.is_modern and connection.is_tidings and connection.notifies_of(feature)):
             return False
         return split_digest(known.digest)[0] == self._snapshot.list_digest(feature)
 
