@@ -3,7 +3,7 @@
 //     node server.mjs PORT LISTS
 //
 // LISTS is JSON: the description of each item, by list and key. `POST /lists` replaces it, `POST /notify/FEATURE` notifies
-// of a list, and `POST /drop` closes the connections of all MCP clients. Pages have three items.
+// of a list, and `POST /drop` closes all other connections. Pages have three items.
 
 import { randomUUID } from 'node:crypto';
 import { createServer } from 'node:http';
@@ -20,7 +20,7 @@ const FORMS = {
 };
 const SENDERS = { tools: 'sendToolListChanged', prompts: 'sendPromptListChanged', resources: 'sendResourceListChanged' };
 const sessions = new Map();
-const clientSockets = new Set();
+const sockets = new Set();
 let lists = JSON.parse(process.argv[3]);
 
 function build() {
@@ -60,10 +60,7 @@ async function control(request, [what, feature]) {
   let text = '';
   for await (const chunk of request) text += chunk;
   if (what === 'lists') lists = JSON.parse(text);
-  if (what === 'drop') {
-    for (const socket of clientSockets) socket.destroy();
-    clientSockets.clear();
-  }
+  if (what === 'drop') for (const socket of sockets) if (socket !== request.socket) socket.destroy();
   if (what === 'notify') {
     handler.notify[`${feature}Changed`]();
     for (const { server } of sessions.values()) await server[SENDERS[feature]]().catch(() => {});
@@ -77,10 +74,11 @@ const http = createServer(async (request, response) => {
   if (path[0] !== 'mcp') {
     await control(request, path);
     response.end();
-    return;
-  }
-  clientSockets.add(request.socket);
-  if (request.headers['mcp-protocol-version'] === '2026-07-28') await serveModern(request, response);
+  } else if (request.headers['mcp-protocol-version'] === '2026-07-28') await serveModern(request, response);
   else await serveSession(request, response);
+});
+http.on('connection', socket => {
+  sockets.add(socket);
+  socket.on('close', () => sockets.delete(socket));
 });
 http.listen(Number(process.argv[2]), '127.0.0.1', () => console.log(http.address().port));

@@ -38,11 +38,9 @@ class ExecHook:
         """The number of changes whose command has not ended."""
         return self._queue.qsize() + self._is_running
 
-    async def put(self, change: WatchedChange) -> bool:
-        """Queue a change. Return whether that had to wait for a command."""
-        is_full = self._queue.full()
+    async def put(self, change: WatchedChange) -> None:
+        """Queue a change. Wait for a command if the queue is full."""
         await self._queue.put(change)
-        return is_full
 
     async def run(self) -> None:
         """Run the commands until this task is cancelled, which ends the running one."""

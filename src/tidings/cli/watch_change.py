@@ -13,13 +13,13 @@ from itertools import islice, takewhile
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from tidings.cli.field_diff import ABSENT, FieldChange, compare_fields
+from tidings.client.snapshot import Detected
 from tidings.core.encoding import iso_time
 from tidings.core.model import Feature, Operation
 from tidings.core.redact import one_line
 
-__all__ = ["Connected", "FoundBy", "Line", "WatchedChange", "format_latency"]
+__all__ = ["Connected", "Line", "WatchedChange", "format_latency"]
 
-FoundBy: TypeAlias = Literal["notification", "poll", "reconnect"]
 Line: TypeAlias = list[tuple[str, str]]
 """The parts of a line, each with its style."""
 
@@ -56,9 +56,7 @@ class WatchedChange:
     """None for the content of a resource."""
     connected: Connected
     time: float
-    found_by: FoundBy
-    latency: float | None = None
-    """Seconds from the notification until the list was fetched; None if there was no notification or no list."""
+    detected: Detected
     item: dict[str, Any] | None = None
     before: dict[str, Any] | None = None
 
@@ -68,6 +66,7 @@ class WatchedChange:
         return compare_fields(self.before, self.item) if self.before is not None else iter(())
 
     def as_json(self) -> dict[str, Any]:
+        latency = self.detected.latency
         written: dict[str, Any] = {"time": iso_time(self.time), "operation": self.operation.value}
         if self.feature is not None:
             written["feature"] = self.feature.value
@@ -77,8 +76,8 @@ class WatchedChange:
         if self.before is not None:
             written |= {"before": self.before, "fields": [each.as_json() for each in self.fields]}
         return written | {
-            "foundBy": self.found_by,
-            "latencyMs": None if self.latency is None else round(self.latency * 1000, 1),
+            "foundBy": self.detected.found_by,
+            "latencyMs": None if latency is None else round(latency * 1000, 1),
             "era": self.connected.era,
             "protocol": self.connected.protocol,
             "transport": self.connected.transport,
@@ -95,9 +94,10 @@ class WatchedChange:
     def as_lines(self) -> Iterator[Line]:
         clock = f"{time.strftime('%H:%M:%S', time.localtime(self.time))}.{int(self.time % 1 * 1000):03}"
         style = _STYLES.get(self.operation, "red")
-        end = {"poll": "found by polling", "reconnect": "after a reconnect"}.get(self.found_by, "")
-        if self.latency is not None:
-            end = format_latency(self.latency)
+        found_by, latency = self.detected
+        end = {"poll": "found by polling", "reconnect": "after a reconnect"}.get(found_by, "")
+        if latency is not None:
+            end = format_latency(latency)
         yield [
             (f"{clock}  ", "dim"),
             (f"{self.operation.value:<8} ", style),

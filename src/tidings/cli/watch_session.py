@@ -26,8 +26,8 @@ from tidings.cli.exec_hook import ExecHook
 from tidings.cli.logs import TextFormatter
 from tidings.cli.output import pluralize, print_json_lines, print_stderr, print_stdout
 from tidings.cli.remote import bearer_headers, connect
-from tidings.cli.watch_change import Connected, FoundBy, Line, WatchedChange, format_latency
-from tidings.client import ItemChange, Mirror
+from tidings.cli.watch_change import Connected, Line, WatchedChange, format_latency
+from tidings.client import Detected, ItemChange, Mirror, Status
 from tidings.core.frames import CHANGE_KEY, DELETED_METHOD, EXTENSION
 from tidings.core.model import Feature, Operation
 from tidings.core.patterns import is_pattern
@@ -36,10 +36,8 @@ from tidings.errors import Disconnected, NotSupported
 
 __all__ = ["WatchOptions", "watch_target"]
 
-_TICK = 0.1
-"""Seconds between two looks at the state of the mirror. It is shorter than any reconnect takes."""
-_SETTLED = 10
-"""Looks at the same state until it is reported: a legacy session polls for a moment, until its stream is open."""
+_SETTLED = 1.0
+"""Seconds that a state lasts until it is reported: a legacy session polls for a moment, until its stream is open."""
 _ANSWER_TIMEOUT = 20.0
 """Seconds for the first answer of a URL. A command may install its server first, so it has no limit."""
 _WAIT_NOTICE = 5.0
@@ -122,20 +120,17 @@ class _Session:
         self._mirror = mirror
         self._client = mirror.client
         self._connected = self._describe_connection()
-        self._causes = _Causes(mirror)
         self._contents: dict[str, WatchedChange] = {}
-        """The changes of contents that are not reported yet, by URI: a storm costs no memory."""
+        """The changes of contents that are not reported yet, by URI: at most one per URI, however many there are."""
         self._has_contents = asyncio.Event()
-        self._unverified: set[str] = set()
-        """The subscriptions that the mirror reports as updated after a reconnect, because it can't know better."""
+        self._after_reconnect: set[str] = set()
+        """The URIs that the mirror reports once after a reconnect, because their contents may have changed."""
         self._hook = ExecHook(options.command, is_json=options.is_json) if options.command else None
         self._print: Callable[[WatchedChange], None] = _print_json if options.is_json else _make_printer()
         self._started = time.monotonic()
         self._counts: Counter[str] = Counter()
         self._latencies: list[float] = []
         self._reconnects = 0
-        for feature in Feature:
-            mirror.set_notification_handler(feature.method, self._causes.make_handler(feature))
         mirror.set_notification_handler(_UPDATED_METHOD, lambda message: self._on_content(message.params))
         mirror.set_notification_handler(DELETED_METHOD, lambda params: self._on_content(params, is_deleted=True))
 
@@ -166,33 +161,30 @@ class _Session:
         async for change in self._mirror.changes():
             self._check_connection()
             feature = Feature.RESOURCES if change.list == "templates" else Feature(change.list)
-            found_by, latency = self._causes.find(feature)
             if feature in self._options.features:
-                await self._report(self._make_change(change, feature, found_by, latency))
+                await self._report(self._make_change(change, feature))
 
-    def _make_change(
-        self, change: ItemChange, feature: Feature, found_by: FoundBy, latency: float | None
-    ) -> WatchedChange:
+    def _make_change(self, change: ItemChange, feature: Feature) -> WatchedChange:
         kind = change.list.removesuffix("s")
-        before = None if change.before is None else _as_json(change.before)
         return WatchedChange(
-            *(change.operation, change.name, kind, feature, self._connected, time.time(), found_by, latency),
+            *(change.operation, change.name, kind, feature, self._connected, time.time()),
+            detected=change.detected or Detected("poll"),
             item=_as_json(change.item),
-            before=before,
+            before=None if change.before is None else _as_json(change.before),
         )
 
     def _on_content(self, params: Any, *, is_deleted: bool = False) -> None:
         self._check_connection()
         uri, meta = str(params.uri), params.meta or {}
-        found_by: FoundBy = "notification"
-        if uri in self._unverified and not meta:
-            self._unverified.discard(uri)
-            found_by = "reconnect"
+        detected = Detected("notification")
+        if uri in self._after_reconnect and not meta:
+            self._after_reconnect.discard(uri)
+            detected = Detected("reconnect")
         # A Tidings server tells legacy clients of a deletion in this way.
         summary = meta.get(CHANGE_KEY)
         is_deleted = is_deleted or (isinstance(summary, dict) and summary.get("operation") == Operation.DELETED)
         operation = Operation.DELETED if is_deleted else Operation.UPDATED
-        self._contents[uri] = WatchedChange(operation, uri, "content", None, self._connected, time.time(), found_by)
+        self._contents[uri] = WatchedChange(operation, uri, "content", None, self._connected, time.time(), detected)
         self._has_contents.set()
 
     async def _report_contents(self) -> None:
@@ -206,11 +198,11 @@ class _Session:
         if change.operation not in self._options.operations:
             return
         self._counts[change.operation] += 1
-        if change.latency is not None:
-            self._latencies.append(change.latency)
+        if change.detected.latency is not None:
+            self._latencies.append(change.detected.latency)
         self._print(change)
-        if self._hook is not None and await self._hook.put(change):
-            self._causes.is_late = True
+        if self._hook is not None:
+            await self._hook.put(change)
 
     # The connection
 
@@ -225,8 +217,7 @@ class _Session:
                 self._client = client
                 self._connected = self._describe_connection()
                 self._reconnects += 1
-                self._causes.reconnected()
-                self._unverified = set(self._mirror.subscribed)
+                self._after_reconnect = set(self._mirror.subscribed)
                 print_stderr(f"Connected again: {self._connection_text()}.")
 
     def _connection_text(self) -> str:
@@ -237,29 +228,31 @@ class _Session:
         return f"{name}{connected.era} era ({one_line(connected.protocol, 40)}), {transport}"
 
     async def _report_status(self) -> None:
-        last: tuple[str, str | None] = ("fresh", None)
-        shown, looks = last, 0
+        """Report each lost connection at once, and other states if they last."""
+        shown: tuple[str, str | None] = ("fresh", None)
+        status = self._mirror.status
         while True:
-            await asyncio.sleep(_TICK)
             self._check_connection()
-            status = self._mirror.status
-            present = (status.state, status.reason)
-            looks = looks + 1 if present == last else 0
-            last = present
-            if status.state != "stale" and looks:
-                self._causes.settle()
-            is_lost = status.state == "reconnecting" and status.reason is not None
-            if present == shown or (looks < _SETTLED and not is_lost):
-                continue
-            if status.state == "reconnecting":
-                print_stderr(f"Connection lost: {status.reason or 'the reason is not known'}. Reconnecting.")
-            elif status.state == "stale" and status.reason:
-                print_stderr(f"The server answers with an error: {status.reason}. Trying again.")
-            elif status.state == "polling":
-                print_stderr("The server does not notify of changes of all its lists. Polling.")
-            elif status.state == "fresh" and shown[0] in ("polling", "stale"):
-                print_stderr("The server notifies of changes.")
-            shown = present
+            seen, present = status, (status.state, status.reason)
+            if status.state != "reconnecting":
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(_SETTLED):
+                        status = await self._mirror.next_status(seen)
+                        continue
+            if present != shown:
+                self._print_status(status, shown[0])
+                shown = present
+            status = await self._mirror.next_status(seen)
+
+    def _print_status(self, status: Status, before: str) -> None:
+        if status.state == "reconnecting":
+            print_stderr(f"Connection lost: {status.reason or 'the reason is not known'}. Reconnecting.")
+        elif status.state == "stale" and status.reason:
+            print_stderr(f"The server answers with an error: {status.reason}. Trying again.")
+        elif status.state == "polling":
+            print_stderr("The server does not notify of changes of all its lists. Polling.")
+        elif status.state == "fresh" and before in ("polling", "stale"):
+            print_stderr("The server notifies of changes.")
 
     # Messages
 
@@ -285,61 +278,6 @@ class _Session:
         if self._hook is not None and self._hook.unfinished:
             parts.append(f"{pluralize(self._hook.unfinished, 'command')} not finished")
         print_stderr(f"Watched for {duration:.0f} s: {'; '.join(parts)}.")
-
-
-class _Causes:
-    """Finds out for each change of a list how the mirror learned of it, and how long it took to fetch the list."""
-
-    def __init__(self, mirror: Mirror) -> None:
-        self._mirror = mirror
-        self._notified: dict[Feature, float] = {}
-        """The time of the first notification since the last change."""
-        self._last_notified: dict[Feature, float] = {}
-        self._reconnected: set[Feature] = set()
-        """The features of which the present connection has reported no change."""
-        self._snapshot = mirror.snapshot()
-        self._found: dict[Feature, tuple[FoundBy, float | None]] = {}
-        """The causes of the changes in this snapshot."""
-        self.is_late = False
-        """Whether the next change waited for the previous one to be reported, so that its latency is not known."""
-
-    def make_handler(self, feature: Feature) -> Callable[[Any], None]:
-        def note(notification: Any) -> None:
-            now = time.monotonic()
-            self._notified.setdefault(feature, now)
-            self._last_notified[feature] = now
-
-        return note
-
-    def reconnected(self) -> None:
-        self._notified.clear()
-        self._reconnected = set(Feature)
-
-    def settle(self) -> None:
-        """Forget notifications without a change: the mirror has fetched everything that it knows of."""
-        if self._mirror.snapshot() is self._snapshot:  # otherwise there are changes that are not reported yet
-            self._notified.clear()
-            self._reconnected.clear()
-
-    def find(self, feature: Feature) -> tuple[FoundBy, float | None]:
-        """Return the cause of a change that the mirror has just found. All changes of one fetch have the same."""
-        if (snapshot := self._mirror.snapshot()) is not self._snapshot:
-            self._snapshot, self._found = snapshot, {}
-        if feature not in self._found:
-            self._found[feature] = self._find(feature)
-            self.is_late = False
-        return self._found[feature]
-
-    def _find(self, feature: Feature) -> tuple[FoundBy, float | None]:
-        start = self._notified.pop(feature, None)
-        is_reconnected = feature in self._reconnected
-        self._reconnected.discard(feature)
-        if start is None:
-            return ("reconnect" if is_reconnected else "poll"), None
-        last = self._last_notified[feature]
-        if last > start and self._mirror.status.state == "stale":
-            self._notified[feature] = last  # it came during the fetch, so the mirror fetches again
-        return "notification", None if self.is_late else time.monotonic() - start
 
 
 def _as_json(item: Any) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from tidings.client.group import MirrorGroup
 from tidings.client.mirror import Mirror, Status
-from tidings.client.snapshot import ItemChange, Snapshot
+from tidings.client.snapshot import Detected, ItemChange, Snapshot
 from tidings.client.timing import Timing
 
-__all__ = ["ItemChange", "Mirror", "MirrorGroup", "Snapshot", "Status", "Timing"]
+__all__ = ["Detected", "ItemChange", "Mirror", "MirrorGroup", "Snapshot", "Status", "Timing"]

@@ -1,42 +1,33 @@
 """One connection of a mirror to a server, through the `Client` of the SDK.
 
-A connection is used until it is lost, and then replaced by a new one. It opens listen streams, reads whole lists, and
-knows whether the server can send notifications at the moment. It keeps no state of the lists.
+A connection is used until it is lost, and then replaced by a new one. It hides the differences between the eras: how a
+client asks for notifications, and whether the server can send them at the moment. It does not keep the lists.
 """
 
 from __future__ import annotations
 
 import asyncio
-import shlex
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
-import anyio
-import httpx2
 import mcp_types as types
 from mcp.client.client import Client
 from mcp.client.extension import ClientExtension, NotificationBinding
-from mcp.client.stdio import StdioServerParameters, stdio_client
-from mcp.client.streamable_http import streamable_http_client
-from mcp.client.subscriptions import Subscription, SubscriptionLost
 from mcp.shared.exceptions import MCPError
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import BaseModel, ConfigDict, Field
 
 from tidings.client.snapshot import ListName
 from tidings.client.timing import Timing
+from tidings.client.transport import Target, make_client, observe
 from tidings.core.cursor import Cursor
 from tidings.core.frames import CURSOR_KEY, DELETED_METHOD, EXTENSION
 from tidings.core.model import Feature
 from tidings.errors import TidingsError
 
-__all__ = ["Connection", "DeletedParams", "Fetched", "Stream", "Target", "connect", "describe"]
-
-Target: TypeAlias = Any
-"""A URL, a stdio command (a text or a list), a `Client` of the SDK, a function that returns a new one, or anything else
-that the `Client` accepts."""
+__all__ = ["Connection", "DeletedParams", "Fetched", "connect"]
 
 _LISTS: Mapping[Feature, Mapping[ListName, tuple[str, str]]] = {
     Feature.TOOLS: {"tools": ("list_tools", "tools")},
@@ -47,9 +38,8 @@ _LISTS: Mapping[Feature, Mapping[ListName, tuple[str, str]]] = {
     },
 }
 """For each list of a feature: the method of the `Client`, and the member of its result."""
-
-_STREAM_TIMEOUT = httpx2.Timeout(30.0, read=300.0)
-"""As the SDK has it. A stream on which nothing arrives for so long, not even a heartbeat, may be dead."""
+_NOT_FOUND = (types.INVALID_PARAMS, -32002)
+"""The errors for a resource that does not exist, since 2026-07-28 and before."""
 
 
 class Fetched(NamedTuple):
@@ -59,14 +49,6 @@ class Fetched(NamedTuple):
     cursor: Cursor | None = None
     ttl: float | None = None
     """Seconds for which the server says that the lists are fresh."""
-
-
-class Stream(NamedTuple):
-    """An open listen stream."""
-
-    task: asyncio.Task[None]
-    id: str | int
-    granted: types.SubscriptionFilter
 
 
 class DeletedParams(BaseModel):
@@ -82,91 +64,161 @@ class Connection:
         self.client: Client
         self.has_stream = True
         """Whether a legacy server can send notifications: over HTTP, the GET stream must be open."""
+        self.subscriptions: set[str] = set()
+        """The contents of which the server notifies."""
         self.lost = asyncio.Event()
         self.error: BaseException | None = None
         self._timing = timing
         self._on_stream = on_stream
-        self._streams: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._granted: set[Feature] = set()
+        """The lists of whose changes the server has promised to notify."""
+        self._listening: asyncio.Task[None] | None = None
+        """Reads the listen stream, in the modern era."""
 
     @property
     def is_modern(self) -> bool:
         return self.client.protocol_version in MODERN_PROTOCOL_VERSIONS
 
     @property
-    def has_cursors(self) -> bool:
-        """Whether this is a Tidings server: it notifies of every change, and continues from a cursor."""
+    def is_tidings(self) -> bool:
+        """Whether the server says that it has Tidings: it notifies of every change, and continues from a cursor. A
+        legacy server does not say so."""
         return EXTENSION in (self.client.server_capabilities.extensions or {})
 
     def serves(self, feature: Feature) -> bool:
-        """Return whether the server declares the feature. A client with a pinned version gets no declaration."""
+        """Return whether the server declares the feature, or declares none: a client with a pinned protocol version
+        gets no capabilities."""
         capabilities = self.client.server_capabilities
         declared = [getattr(capabilities, each.value) is not None for each in Feature]
         return getattr(capabilities, feature.value) is not None or not any(declared)
 
-    def announces(self, feature: Feature) -> bool:
-        """Return whether the server says that it notifies of changes of the list."""
-        capability = getattr(self.client.server_capabilities, feature.value)
-        return bool(capability.list_changed) if capability is not None else self.is_modern
+    def notifies_of(self, feature: Feature) -> bool:
+        """Return whether the server can notify of changes of a list at the moment."""
+        return feature in self._granted and (self.is_modern or self.has_stream)
+
+    # Tasks, and the loss of the connection
+
+    def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run a task until the connection is closed. If the task raises, the connection is lost."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._task_ended)
+        return task
+
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.fail(error)
 
     def fail(self, error: BaseException) -> None:
-        """Say that the connection is lost. The first error counts."""
+        """Note that the connection is lost. The first error counts."""
         self.error = self.error or error
         self.lost.set()
 
+    async def close(self) -> None:
+        tasks = [*self._tasks]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
     # The GET stream of a legacy session
 
-    def set_stream(self, is_open: bool) -> None:
-        """Note that the stream was opened, or that the server has none."""
-        self.has_stream = is_open
+    def stream_opened(self) -> None:
+        self.has_stream = True
         self._on_stream(self)
 
-    def end_stream(self) -> None:
-        """Note that the stream ended. The SDK opens it again, or gives up after two attempts without a word."""
+    def stream_ended(self) -> None:
         self.has_stream = False
+        self._on_stream(self)
         asyncio.get_running_loop().call_later(self._timing.first_poll, self._require_stream)
 
     def _require_stream(self) -> None:
         if not self.has_stream:
             self.fail(ConnectionError("the stream of the session ended"))
 
-    # Listen streams
+    # Notifications
 
-    async def listen(self, **topics: Any) -> Stream:
-        """Open a listen stream, and wait for its acknowledgement. The connection is lost when the stream ends."""
-        acknowledged: asyncio.Future[Subscription] = asyncio.get_running_loop().create_future()
-        task = asyncio.create_task(self._read_stream(acknowledged, topics))
-        self._streams.add(task)
-        task.add_done_callback(self._streams.discard)
+    async def listen(self, uris: Collection[str]) -> dict[str, str]:
+        """Ask for notifications of all lists, of the contents with these URIs, and of no others.
+
+        Return after the acknowledgement, with the refused URIs and the reason of each.
+        """
+        announced = {feature for feature in Feature if self.serves(feature) and self._announces(feature)}
+        resources = self.client.server_capabilities.resources
+        if uris and (resources is None or not resources.subscribe):
+            await self.listen(())
+            return dict.fromkeys(uris, "it does not support subscriptions to resources")
+        if self.subscriptions == set(uris) and (self._listening is not None or not announced):
+            return {}
+        if self.is_modern:
+            return await self._replace_stream(announced, uris)
+        self._granted = announced
+        return await self._subscribe_and_unsubscribe(uris)
+
+    def _announces(self, feature: Feature) -> bool:
+        capability = getattr(self.client.server_capabilities, feature.value)
+        return bool(capability.list_changed) if capability is not None else self.is_modern
+
+    async def _subscribe_and_unsubscribe(self, uris: Collection[str]) -> dict[str, str]:
+        for uri in self.subscriptions.difference(uris):
+            unsubscribe = types.UnsubscribeRequest(params=types.UnsubscribeRequestParams(uri=uri))
+            await self.client.session.send_request(unsubscribe, types.EmptyResult)
+            self.subscriptions.discard(uri)
+        refused: dict[str, str] = {}
+        for uri in [uri for uri in uris if uri not in self.subscriptions]:
+            subscribe = types.SubscribeRequest(params=types.SubscribeRequestParams(uri=uri))
+            try:
+                await self.client.session.send_request(subscribe, types.EmptyResult)
+                self.subscriptions.add(uri)
+            except MCPError as error:
+                _raise_if_closed(error)
+                refused[uri] = error.message
+        return refused
+
+    async def _replace_stream(self, announced: set[Feature], uris: Collection[str]) -> dict[str, str]:
+        """Open a listen stream, and then end the one before it, so that no notification is lost."""
+        acknowledged: asyncio.Future[types.SubscriptionFilter] = asyncio.get_running_loop().create_future()
+        listening = self.start(self._read_stream(acknowledged, announced, uris))
         try:
             async with asyncio.timeout(self._timing.answer):
-                stream = await acknowledged
+                granted = await acknowledged
+        except MCPError as error:
+            _raise_if_closed(error)
+            # The server refuses the URIs, or has no listen streams.
+            if uris and self._listening is None:
+                await self.listen(())
+            return dict.fromkeys(uris, error.message)
         except BaseException:
-            task.cancel()
+            listening.cancel()
             raise
-        return Stream(task, stream.subscription_id, stream.honored)
+        if self._listening is not None:
+            self._listening.cancel()
+        self._listening = listening
+        self._granted = {feature for feature in announced if getattr(granted, _list_topic(feature))}
+        self.subscriptions = set(granted.resource_subscriptions or ()).intersection(uris)
+        return {uri: "it does not grant this one" for uri in uris if uri not in self.subscriptions}
 
-    async def _read_stream(self, acknowledged: asyncio.Future[Subscription], topics: dict[str, Any]) -> None:
-        error: Exception = ConnectionError("the server ended the listen stream")
+    async def _read_stream(
+        self, acknowledged: asyncio.Future[types.SubscriptionFilter], features: set[Feature], uris: Collection[str]
+    ) -> None:
+        """Read a listen stream until it ends. Then the connection is lost."""
+        topics: dict[str, Any] = {_list_topic(feature): True for feature in features}
         try:
-            async with self.client.listen(**topics) as stream:
-                acknowledged.set_result(stream)
+            async with self.client.listen(**topics, resource_subscriptions=[*uris]) as stream:
+                acknowledged.set_result(stream.honored)
                 async for _ in stream:
                     pass  # the message handler gets the notification, with its `_meta`
                 if not any(granted for _, granted in stream.honored):
                     return  # a stream without a topic ends at once
-        except (MCPError, SubscriptionLost, RuntimeError) as raised:
-            error = raised
-        finally:
-            if not acknowledged.done():
-                acknowledged.set_exception(error)
-        self.fail(error)
+        except Exception as error:
+            if acknowledged.done():
+                raise
+            acknowledged.set_exception(error)
+            return
+        raise ConnectionError("the server ended the listen stream")
 
-    async def close_streams(self) -> None:
-        for task in self._streams:
-            task.cancel()
-        await asyncio.gather(*self._streams, return_exceptions=True)
-
-    # Lists
+    # Lists and contents
 
     async def fetch(self, feature: Feature, is_outdated: Callable[[], bool]) -> Fetched | None:
         """Read the lists of a feature. Return None if they changed meanwhile, so that pages of two versions were read.
@@ -207,9 +259,29 @@ class Connection:
                 cursors.append(page.next_cursor)
         return pages
 
+    async def read_content(self, uri: str) -> types.ReadResourceResult | None:
+        """Read a resource. Return None if there is none."""
+        try:
+            result = await self.client.read_resource(uri)
+        except MCPError as error:
+            if error.code in _NOT_FOUND:
+                return None
+            raise
+        return types.ReadResourceResult(contents=result.contents)  # without what differs in each answer
+
+
+def _list_topic(feature: Feature) -> str:
+    return f"{feature.value}_list_changed"
+
 
 def _cursor(page: Any) -> Cursor | None:
     return Cursor.parse((page.meta or {}).get(CURSOR_KEY))
+
+
+def _raise_if_closed(error: MCPError) -> None:
+    """Raise an error that is no answer of the server."""
+    if error.code == types.CONNECTION_CLOSED:
+        raise error
 
 
 @asynccontextmanager
@@ -221,56 +293,28 @@ async def connect(
     on_message: Callable[[Connection, Any], Awaitable[None]],
     on_stream: Callable[[Connection], None],
 ) -> AsyncIterator[Connection]:
-    """Open a new connection to the target."""
+    """Open a new connection. `on_stream` is called when the GET stream of a legacy session is opened or ends."""
     connection = Connection(timing, on_stream)
-    given = _client(target)
-    server: Any = given.server
+    given = make_client(target)
+    # Whether the GET stream is open is not known yet; of a transport of the user, it is never known.
+    connection.has_stream = not isinstance(given.server, str | AbstractAsyncContextManager)
 
     async def receive(message: Any) -> None:
         if given.message_handler is not None and not isinstance(message, DeletedParams):
             await given.message_handler(message)
         await on_message(connection, message)
 
-    async with AsyncExitStack() as stack:
-        if isinstance(server, str):
-            http = _ReportingClient(connection, headers=headers, timeout=_STREAM_TIMEOUT)
-            server = streamable_http_client(server, http_client=await stack.enter_async_context(http))
-            connection.has_stream = False
-        elif isinstance(server, StdioServerParameters):
-            server = _reporting_end(stdio_client(server), connection)
-        elif isinstance(server, AbstractAsyncContextManager):
-            connection.has_stream = False  # a transport that cannot be observed: poll too
-        extension = _Changes({"resume": resume.as_json()} if resume else {}, receive)
-        extensions = [*(given.extensions or ()), extension]
-        client = replace(given, server=server, message_handler=receive, extensions=extensions, cache=None)
-        connection.client = await stack.enter_async_context(client)
-        stack.push_async_callback(connection.close_streams)
-        yield connection
-
-
-def _client(target: Target) -> Client:
-    if isinstance(target, Client):
-        return target
-    if callable(target) and not isinstance(target, type) and isinstance(made := target(), Client):
-        return made
-    if isinstance(target, str) and not target.startswith(("http://", "https://")):
-        target = shlex.split(target)
-    if isinstance(target, Sequence) and not isinstance(target, str):
-        if not target:
-            raise TidingsError("the target is empty; give a URL such as http://127.0.0.1:8765/mcp, or a command")
-        target = StdioServerParameters(command=str(target[0]), args=[str(each) for each in target[1:]])
-    return Client(target)
-
-
-def describe(target: Target) -> str:
-    """Return a name of the target for messages."""
-    while isinstance(target, Client):
-        target = target.server
-    if isinstance(target, StdioServerParameters):
-        target = [target.command, *target.args]
-    if isinstance(target, str):
-        return target
-    return shlex.join(map(str, target)) if isinstance(target, Sequence) else type(target).__name__
+    async with replace(
+        given,
+        server=observe(given.server, headers, connection),
+        message_handler=receive,
+        extensions=[*(given.extensions or ()), _Changes({"resume": resume.as_json()} if resume else {}, receive)],
+        cache=None,
+    ) as connection.client:
+        try:
+            yield connection
+        finally:
+            await connection.close()
 
 
 class _Changes(ClientExtension):
@@ -287,64 +331,3 @@ class _Changes(ClientExtension):
 
     def notifications(self) -> list[NotificationBinding[Any]]:
         return [NotificationBinding(method=DELETED_METHOD, params_type=DeletedParams, handler=self._receive)]
-
-
-class _ReportingClient(httpx2.AsyncClient):
-    """Reports the state of a legacy session, of which the SDK's transport says nothing: whether its GET stream is open,
-    and whether the server still knows the session."""
-
-    def __init__(self, connection: Connection, **options: Any) -> None:
-        super().__init__(**options)
-        self._connection = connection
-
-    async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
-        is_stream = request.method == "GET"
-        try:
-            response = await super().send(request, **options)
-        except httpx2.TransportError as error:
-            if is_stream:
-                self._connection.fail(error)
-            raise
-        if response.status_code == 404 and "mcp-session-id" in request.headers:
-            self._connection.fail(ConnectionError("the server no longer knows the session"))
-        elif is_stream and response.status_code in (200, 405):
-            self._connection.set_stream(response.status_code == 200)
-            if response.status_code == 200:
-                response.stream = _ReportingStream(response.stream, self._connection)
-        elif is_stream and response.status_code >= 400:
-            self._connection.fail(ConnectionError(f"the server answered {response.status_code}"))
-        return response
-
-
-class _ReportingStream(httpx2.AsyncByteStream):
-    """Reports when the GET stream of a legacy session is closed."""
-
-    def __init__(self, stream: Any, connection: Connection) -> None:
-        self._stream = stream
-        self._connection = connection
-
-    def __aiter__(self) -> AsyncIterator[bytes]:
-        chunks: AsyncIterator[bytes] = self._stream.__aiter__()
-        return chunks
-
-    async def aclose(self) -> None:
-        self._connection.end_stream()
-        await self._stream.aclose()
-
-
-@asynccontextmanager
-async def _reporting_end(transport: Any, connection: Connection) -> AsyncIterator[Any]:
-    """Report the end of a process, which the SDK says only to requests that wait for an answer."""
-    async with transport as (reader, writer), anyio.create_task_group() as tasks:
-        send, receive = anyio.create_memory_object_stream[Any](0)
-
-        async def forward() -> None:
-            with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):  # the client was closed
-                async with send:
-                    async for message in reader:
-                        await send.send(message)
-            connection.fail(ConnectionError("the process of the server ended"))
-
-        tasks.start_soon(forward)
-        yield receive, writer
-        tasks.cancel_scope.cancel()

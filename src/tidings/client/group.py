@@ -16,11 +16,11 @@ from typing import Any, Self
 
 import mcp_types as types
 
-from tidings.client.connection import Target
 from tidings.client.lists import ChangingLists
 from tidings.client.mirror import Mirror, Status
-from tidings.client.snapshot import KEYS, ListName, Snapshot
+from tidings.client.snapshot import KEYS, Detected, ListName, Snapshot
 from tidings.client.timing import Timing
+from tidings.client.transport import Target
 from tidings.core.model import Operation
 from tidings.errors import NotFound, TidingsError
 
@@ -103,7 +103,7 @@ class MirrorGroup(ChangingLists):
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._publish(self._snapshot)
+        self._wake()
         await self._opened.aclose()
 
     async def _follow(self, prefix: str, mirror: Mirror, seen: Snapshot) -> None:
@@ -113,10 +113,11 @@ class MirrorGroup(ChangingLists):
 
     def _update(self, prefix: str, present: Snapshot, seen: Snapshot) -> None:
         changes: dict[ListName, dict[str, Any]] = defaultdict(dict)
+        detected: Detected | None = None
         for change in present.changes_since(seen):
             name = f"{prefix}{_SEPARATORS[change.list]}{change.name}"
             item = None if change.operation is Operation.REMOVED else change.item
             if item is not None and change.list in KEYS:
                 item = item.model_copy(update={KEYS[change.list]: name})
-            changes[change.list][name] = item
-        self._publish(self._snapshot.changed(changes))
+            changes[change.list][name], detected = item, change.detected
+        self._publish(self._snapshot.changed(changes), detected)

@@ -8,9 +8,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, TypeVar
 
-import mcp_types as types
-
-from tidings.client.snapshot import ItemChange, ListName, Snapshot
+from tidings.client.snapshot import Detected, ItemChange, Listing, ListName, Lists, Snapshot
 from tidings.core.model import Operation
 from tidings.errors import Disconnected
 
@@ -20,7 +18,7 @@ _log = logging.getLogger(__name__)
 _Callback = TypeVar("_Callback", bound=Callable[..., Any])
 
 
-class ChangingLists:
+class ChangingLists(Lists):
     """The newest snapshot of some lists. A subclass publishes the snapshots, and runs the callbacks."""
 
     def __init__(self) -> None:
@@ -30,32 +28,8 @@ class ChangingLists:
         self._callbacks: list[tuple[Operation, Callable[[ItemChange], Any]]] = []
 
     @property
-    def tools(self) -> Mapping[str, types.Tool]:
-        """The tools by name, sorted. The same object while nothing changed, and never modified."""
-        return self._snapshot.tools
-
-    @property
-    def prompts(self) -> Mapping[str, types.Prompt]:
-        return self._snapshot.prompts
-
-    @property
-    def resources(self) -> Mapping[str, types.Resource]:
-        """The resources by URI."""
-        return self._snapshot.resources
-
-    @property
-    def templates(self) -> Mapping[str, types.ResourceTemplate]:
-        """The resource templates by URI template."""
-        return self._snapshot.templates
-
-    @property
-    def contents(self) -> Mapping[str, types.ReadResourceResult]:
-        """The contents of the watched resources by URI."""
-        return self._snapshot.contents
-
-    @property
-    def digest(self) -> str:
-        return self._snapshot.digest
+    def listings(self) -> Mapping[ListName, Listing]:
+        return self._snapshot.listings
 
     def snapshot(self) -> Snapshot:
         """Return the present lists as a view that never changes, for example for one turn of an agent."""
@@ -110,8 +84,15 @@ class ChangingLists:
                 if operation is change.operation:
                     await call_safely(callback, change)
 
-    def _publish(self, snapshot: Snapshot) -> None:
+    def _publish(self, snapshot: Snapshot, detected: Detected | None = None) -> None:
+        for name, listing in snapshot.listings.items():
+            if listing is not self._snapshot.listings[name]:
+                listing.detected = detected
         self._snapshot = snapshot
+        self._wake()
+
+    def _wake(self) -> None:
+        """Wake everything that waits for another snapshot or status."""
         self._changed.set()
         self._changed = asyncio.Event()
 

@@ -1,11 +1,10 @@
 """`Mirror`: an always-current copy of a server's tools, prompts, resources, templates and watched contents.
 
 A notification only wakes the mirror up. If it has the changes (from a Tidings server) and they lead to the digest of
-the server's list, the mirror applies them. Otherwise it fetches the list, compares, and publishes what differs. For
-each feature and watched content, one request is running and at most one is queued, whatever the number of
-notifications. Its answers are read one after the other, so an old answer never replaces a newer one.
+the server's list, the mirror applies them. Otherwise it fetches the list, compares, and publishes what differs.
 
-The mirror does not repeat a call of a tool that failed.
+`Connection` hides the eras of the protocol. A `Refresher` decides when a list or a content is fetched. The mirror
+connects again, keeps what it has read, and does not repeat a call of a tool that failed.
 """
 
 from __future__ import annotations
@@ -13,8 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
@@ -25,14 +23,16 @@ from mcp.client.client import Client
 from mcp.shared.exceptions import MCPError
 from mcp.shared.uri_template import UriTemplate
 
-from tidings.client.connection import Connection, DeletedParams, Fetched, Stream, Target, connect, describe
+from tidings.client.connection import Connection, DeletedParams, connect
 from tidings.client.lists import ChangingLists, call_safely
-from tidings.client.snapshot import Snapshot
+from tidings.client.refresher import Refresher
+from tidings.client.snapshot import Detected, Snapshot
 from tidings.client.timing import Timing
+from tidings.client.transport import Target, describe
 from tidings.core.cursor import Cursor
 from tidings.core.digest import split_digest
-from tidings.core.frames import CHANGE_KEY, CURSOR_KEY, DELETED_METHOD, SUBSCRIPTION_KEY
-from tidings.core.model import Feature, Version
+from tidings.core.frames import CHANGE_KEY, CURSOR_KEY, DELETED_METHOD
+from tidings.core.model import Feature, Topic, Version
 from tidings.core.patterns import Match, compile_pattern, is_pattern
 from tidings.core.redact import one_line
 from tidings.errors import Disconnected, NotFound, NotSupported, TidingsError
@@ -41,9 +41,7 @@ __all__ = ["Mirror", "Status"]
 
 _log = logging.getLogger(__name__)
 
-_UPDATED = "notifications/resources/updated"
-_NOT_FOUND = (types.INVALID_PARAMS, -32002)
-"""The errors for a resource that does not exist, since 2026-07-28 and before."""
+_UPDATED_METHOD = "notifications/resources/updated"
 _FEATURES = {feature.method: feature for feature in Feature}
 
 
@@ -58,25 +56,6 @@ class Status:
     """The time (`time.time()`) since which the lists may be out of date."""
     reason: str | None = None
     """The last error, if the mirror is stale because of one."""
-
-
-class _State:
-    """The state of one feature, or of one watched content."""
-
-    def __init__(self) -> None:
-        self.wake = asyncio.Event()
-        """Set if it has to be fetched."""
-        self.is_fetching = False
-        self.stale_since: float | None = None
-        self.is_granted = False
-        """Whether the server notifies of its changes."""
-        self.task: asyncio.Task[None] | None = None
-        """Fetches it, on the present connection."""
-        self.is_loaded = False
-        """Whether it was fetched, or resumed, on the present connection."""
-        self.poll = 0.0
-        """Seconds until the next poll, if the server does not notify."""
-        self.reason: str | None = None
 
 
 class Mirror(ChangingLists):
@@ -96,33 +75,39 @@ class Mirror(ChangingLists):
         self._headers = headers
         self._timing = timing or Timing()
         self._cursor: Cursor | None = None
-        self._states = {feature: _State() for feature in Feature}
+        """The versions of the server's lists that the mirror has read last."""
         self._connection: Connection | None = None
+        self._refreshers: dict[Topic, Refresher] = {}
+        """Those of the lists and watched contents, on the present connection."""
         self._lost_since: float | None = None
         self._reason: str | None = None
+        """Why the last connection was lost."""
+        self._failures = 0
+        """The connections in a row on which not every list was fetched."""
         self._started: asyncio.Future[None]
         self._tasks: list[asyncio.Task[None]] = []
         self._handlers: dict[str, Callable[[Any], Any]] = {}
         self._subscribed: dict[str, Match] = {}
-        self._watched: dict[str, _State] = {}
-        self._contents: Stream | None = None
-        """The listen stream of the subscribed contents."""
-        self._replaced: set[str | int] = set()
-        """The ids of those before it, whose last notifications the new one repeats."""
+        self._watched: set[str] = set()
         self._subscribing = asyncio.Lock()
 
     @property
     def status(self) -> Status:
         if self._is_closed:
             return Status("closed", self._lost_since, self._reason)
-        connection, states = self._connection, [*self._states.values(), *self._watched.values()]
-        stale = [state.stale_since for state in states if state.stale_since is not None]
-        if connection is None:
-            return Status("reconnecting", min([*stale, self._lost_since or time.time()]), self._reason)
-        if stale:
-            return Status("stale", min(stale), next((state.reason for state in states if state.reason), None))
-        notified = [self._is_notified(connection, feature) for feature in Feature if connection.serves(feature)]
-        return Status("fresh" if all(notified) else "polling")
+        if self._connection is None:
+            return Status("reconnecting", self._lost_since, self._reason)
+        refreshers = [*self._refreshers.values()]
+        if (since := _oldest(refreshers)) is not None:
+            return Status("stale", since, next((each.error for each in refreshers if each.error), None))
+        is_notified = all(map(self._connection.notifies_of, filter(self._connection.serves, Feature)))
+        return Status("fresh" if is_notified and self._watched <= self._connection.subscriptions else "polling")
+
+    async def next_status(self, seen: Status) -> Status:
+        """Return the status as soon as it is not `seen`."""
+        while (status := self.status) == seen:
+            await self._changed.wait()
+        return status
 
     # Requests
 
@@ -150,30 +135,29 @@ class Mirror(ChangingLists):
             raise Disconnected(f"{self._name} is not connected ({self.status.state}){reason}")
         return self._connection
 
-    # Contents of resources, and other notifications
+    # Contents of resources
 
     async def subscribe(self, uri: str) -> None:
         """Ask for notifications of a content: they go to the handler of `notifications/resources/updated`."""
+        match = compile_pattern(uri, _compile_template) if is_pattern(uri) else _is_same_or_below(uri)
         async with self._subscribing:
             connection = self._connected()
-            resources = connection.client.server_capabilities.resources
-            if resources is None or not resources.subscribe:
-                raise NotSupported(f"{self._name} does not support subscriptions to resources, so not to {uri}")
-            if uri not in self._subscribed:
-                match = compile_pattern(uri, _template) if is_pattern(uri) else _is_same_or_below(uri)
-                await self._subscribe(connection, [*self._subscribed, uri])
-                self._subscribed[uri] = match
+            if uri in self._subscribed:
+                return
+            self._subscribed[uri] = match  # a notification may arrive together with the acknowledgement
+            try:
+                refused = await connection.listen(self._subscribed)
+                if uri in refused:
+                    raise NotSupported(f"{self._name} refuses a subscription to {uri}: {one_line(refused[uri], 200)}")
+            except BaseException:
+                del self._subscribed[uri]
+                raise
 
     async def unsubscribe(self, uri: str) -> None:
         """End the notifications of a resource's content."""
         async with self._subscribing:
-            if self._subscribed.pop(uri, None) is None or (connection := self._connection) is None:
-                return
-            if connection.is_modern:
-                await self._subscribe(connection, [*self._subscribed])
-            else:
-                request = types.UnsubscribeRequest(params=types.UnsubscribeRequestParams(uri=uri))
-                await connection.client.session.send_request(request, types.EmptyResult)
+            if self._subscribed.pop(uri, None) is not None and self._connection is not None:
+                await self._connection.listen(self._subscribed)
 
     @property
     def subscribed(self) -> frozenset[str]:
@@ -183,91 +167,43 @@ class Mirror(ChangingLists):
         """Subscribe to a resource, keep its content current in `contents`, and return it."""
         if is_pattern(uri):
             raise TidingsError(f"{uri} is a pattern; watch() reads one resource, subscribe() accepts patterns")
-        was_subscribed = uri in self._subscribed
         await self.subscribe(uri)
         if uri not in self._watched:
-            connection, state = self._connected(), _State()
-            state.is_granted = True
-            self._watched[uri] = state
+            connection = self._connected()
+            self._watched.add(uri)
+            refresher = self._refreshers[uri] = self._content_refresher(connection, uri)
             try:
-                await self._fetch_content(connection, uri, state)
+                await refresher.fetch()
                 if uri not in self.contents:
                     raise NotFound(f"{self._name} has no resource {uri}")
             except BaseException:
-                del self._watched[uri]
-                if not was_subscribed:
-                    await self.unsubscribe(uri)
+                await self.unwatch(uri)
                 raise
             if connection is self._connection:
-                self._maintain_content(connection, uri, state)
+                refresher.task = connection.start(refresher.run())
         return cast("types.ReadResourceResult", await self.wait_for(uri, "contents"))
 
     async def unwatch(self, uri: str) -> None:
         """Remove a content from `contents`, and unsubscribe from its resource."""
-        state = self._watched.pop(uri, None)
-        if state is not None and state.task is not None:
-            await _cancel([state.task])
-        self._read(self._snapshot.changed({"contents": {uri: None}}), None)
+        self._watched.discard(uri)
+        refresher = self._refreshers.pop(uri, None)
+        if refresher is not None and refresher.task is not None:
+            refresher.task.cancel()
+        self._publish(self._snapshot.changed({"contents": {uri: None}}))
         await self.unsubscribe(uri)
 
-    def _maintain_content(self, connection: Connection, uri: str, state: _State) -> None:
-        fetch = partial(self._fetch_content, connection, uri, state)
-        state.task = asyncio.create_task(self._maintain(connection, uri, state, fetch, lambda: None))
+    def _content_refresher(self, connection: Connection, uri: str) -> Refresher:
+        async def fetch(refresher: Refresher) -> bool:
+            if uri not in connection.subscriptions:
+                await self._listen(connection)
+            content = await connection.read_content(uri)
+            refresher.interval = None if uri in connection.subscriptions else self._timing.recheck
+            self._publish(self._snapshot.changed({"contents": {uri: content}}), refresher.detected)
+            return True
 
-    async def _fetch_content(self, connection: Connection, uri: str, state: _State) -> bool:
-        if not state.is_granted:
-            async with self._subscribing:
-                await self._subscribe(connection, [*(each for each in self._subscribed if each != uri), uri])
-            state.is_granted = True
-        try:
-            result = await connection.client.read_resource(uri)
-        except MCPError as error:
-            if error.code not in _NOT_FOUND:
-                raise
-            content = None
-        else:
-            content = types.ReadResourceResult(contents=result.contents)  # without what differs in each answer
-        self._read(self._snapshot.changed({"contents": {uri: content}}), None)
-        self._set_current(state)
-        return True
+        return Refresher(uri, fetch, self._timing, self._progressed)
 
-    def _mark_contents(self, changed: str | None = None) -> None:
-        """Note that watched contents are out of date: of this URI and those above it, or all."""
-        for uri, state in self._watched.items():
-            if changed is None or _is_same_or_below(uri)(changed):
-                self._mark(state)
-
-    async def _subscribe(self, connection: Connection, uris: list[str]) -> None:
-        """Subscribe to the last of these URIs, and in the modern era to the others again."""
-        if not connection.is_modern:
-            request = types.SubscribeRequest(params=types.SubscribeRequestParams(uri=uris[-1]))
-            await connection.client.session.send_request(request, types.EmptyResult)
-            return
-        opened: Stream | None = None
-        if uris:
-            # The new stream opens before the old one ends, so that no notification is lost.
-            opened = await connection.listen(resource_subscriptions=uris)
-            if refused := set(uris) - set(opened.granted.resource_subscriptions or ()):
-                opened.task.cancel()
-                raise NotSupported(f"{self._name} does not grant a subscription to {', '.join(sorted(refused))}")
-        if self._contents is not None:
-            self._contents.task.cancel()
-            self._replaced.add(self._contents.id)
-        self._contents = opened
-
-    async def _subscribe_again(self, connection: Connection) -> None:
-        """Renew the subscriptions to contents, and report each of them as updated: it may have changed meanwhile."""
-        async with self._subscribing:
-            uris = [*self._subscribed]
-            try:
-                for number in [len(uris)] if connection.is_modern else range(1, len(uris) + 1):
-                    await self._subscribe(connection, uris[:number])
-            except (MCPError, NotSupported) as error:
-                _log.warning("%s: the subscriptions are not renewed: %s", self._name, one_line(str(error), 200))
-        self._mark_contents()
-        for uri in uris:
-            params = types.ResourceUpdatedNotificationParams(uri=uri)
-            await self._handle(_UPDATED, types.ResourceUpdatedNotification(params=params))
+    # Notifications
 
     def set_notification_handler(self, method: str, handler: Callable[[Any], Any] | None) -> None:
         """Call `handler(notification)` for each notification of this method; None removes the handler.
@@ -294,15 +230,35 @@ class Mirror(ChangingLists):
         method, params = (DELETED_METHOD, message) if is_deleted else (message.method, message.params)
         meta = (params and params.meta) or {}
         if feature := _FEATURES.get(method):
-            self._list_changed(feature, meta)
-        elif method in (_UPDATED, DELETED_METHOD):
-            if meta.get(SUBSCRIPTION_KEY) in self._replaced:
+            refresher = self._refreshers[feature]
+            if not (refresher.is_idle and self._apply_notification(connection, feature, meta)):
+                refresher.mark()
+        elif method in (_UPDATED_METHOD, DELETED_METHOD):
+            uri = str(params.uri)
+            if not any(match(uri) for match in self._subscribed.values()):
+                _log.debug("%s notified of %s without a subscription", self._name, one_line(uri, 200))
                 return
-            if not any(match(str(params.uri)) for match in self._subscribed.values()):
-                _log.debug("%s notified of %s without a subscription", self._name, one_line(str(params.uri), 200))
-                return
-            self._mark_contents(str(params.uri))
+            for watched in self._watched:
+                if _is_same_or_below(watched)(uri):
+                    self._refreshers[watched].mark()
         await self._handle(method, message)
+
+    def _apply_notification(self, connection: Connection, feature: Feature, meta: Mapping[str, Any]) -> bool:
+        """Apply the changes that a notification of a Tidings server has. Return False if the list must be fetched."""
+        started = time.monotonic()
+        known, cursor = self._known(feature), Cursor.parse(meta.get(CURSOR_KEY))
+        version = cursor.versions.get(feature) if cursor else None
+        if cursor is None or version is None or known is None or self._cursor is None:
+            return False
+        if cursor.epoch == self._cursor.epoch and version.revision <= known.revision:
+            return True  # the mirror has fetched a newer list
+        digest, unknown = split_digest(version.digest)
+        if split_digest(known.digest)[1] != unknown:
+            return False  # the server could not read its list
+        present = self._snapshot.with_delta(feature, digest, meta.get(CHANGE_KEY))
+        if present is not None:
+            self._publish_lists(connection, present, cursor, Detected("notification", time.monotonic() - started))
+        return present is not None
 
     # The connection
 
@@ -325,225 +281,150 @@ class Mirror(ChangingLists):
 
     async def _close(self) -> None:
         self._is_closed = True
-        await _cancel(self._tasks)
-        self._connection, self._lost_since = None, time.time()
-        self._publish(self._snapshot)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._wake()
 
     async def _run(self) -> None:
-        failures = 0
         while True:
-            error: BaseException | None = None
-            for state in self._states.values():
-                state.is_loaded = False
             try:
                 async with connect(
                     self._target, self._headers, self._timing, self._cursor, self._receive, self._stream_changed
                 ) as connection:
                     await self._follow(connection)
-                    error = connection.error
-            except Exception as raised:
-                error = _first(raised)
+            except Exception as error:
+                self._reason = _message(_first(error))
             if self._is_closed:
                 return  # a transport that fails while it is closed replaces the cancellation by its error
-            is_current = all(state.is_loaded for state in self._states.values())
-            self._reason = one_line(str(error) or type(error).__name__, 200)
             if not self._started.done():
                 self._started.set_exception(Disconnected(f"{self._name} can't be reached: {self._reason}"))
                 return
-            self._lost_since = self._lost_since or time.time()
-            failures = 0 if is_current else failures + 1
-            await asyncio.sleep(self._timing.retry_delay(failures))
+            self._wake()
+            await asyncio.sleep(self._timing.retry_delay(self._failures))
+            self._failures += 1
 
     async def _follow(self, connection: Connection) -> None:
-        """Keep the lists current until the connection is lost."""
+        """Keep the lists and contents current until the connection is lost."""
+        self._refreshers = {feature: self._list_refresher(connection, feature) for feature in Feature}
+        self._refreshers |= {uri: self._content_refresher(connection, uri) for uri in self._watched}
+        for refresher in self._refreshers.values():
+            refresher.stale_since = self._lost_since or time.time()
         self._connection = connection
-        for state in self._states.values():
-            state.wake.clear()
-            state.poll = self._timing.first_poll
-        tasks: list[asyncio.Task[None]] = []
         try:
-            await self._ask_for_notifications(connection)
-            for feature, state in self._states.items():
-                if self._is_resumed(connection, feature):
-                    self._set_current(state)
+            await self._listen(connection)
+            for topic, refresher in self._refreshers.items():
+                if isinstance(topic, Feature) and self._is_resumed(connection, topic):
+                    refresher.set_current()
                 else:
                     # After the acknowledgement: a change before it is in the list, one after it is notified.
-                    self._mark(state)
-                fetch = partial(self._fetch_lists, connection, feature, state)
-                poll = partial(self._poll_delay, connection, feature, state)
-                tasks.append(asyncio.create_task(self._maintain(connection, feature.value, state, fetch, poll)))
-            for uri, state in self._watched.items():
-                self._maintain_content(connection, uri, state)
-            tasks.append(asyncio.create_task(self._subscribe_again(connection)))
+                    refresher.mark("reconnect")
+                refresher.task = connection.start(refresher.run())
+            connection.start(self._report_contents())
             await connection.lost.wait()
         finally:
-            self._connection = self._contents = None  # before the client is closed, which takes a while
-            await _cancel([*tasks, *(state.task for state in self._watched.values() if state.task is not None)])
+            self._connection = None  # before the client is closed, which takes a while
+            self._lost_since = _oldest(self._refreshers.values()) or time.time()
+            if connection.error is not None:
+                self._reason = _message(connection.error)
+            self._wake()
 
-    async def _ask_for_notifications(self, connection: Connection) -> None:
-        announced = {feature for feature in Feature if connection.serves(feature) and connection.announces(feature)}
-        if connection.is_modern and announced:
-            topics: dict[str, Any] = {f"{feature.value}_list_changed": True for feature in announced}
-            try:
-                granted = (await connection.listen(**topics)).granted
-            except MCPError as error:
-                if error.code == types.CONNECTION_CLOSED:
-                    raise
-                granted = types.SubscriptionFilter()  # the server has no listen streams: poll
-            announced = {feature for feature in announced if getattr(granted, f"{feature.value}_list_changed")}
-        for feature, state in self._states.items():
-            state.is_granted = feature in announced
+    async def _listen(self, connection: Connection) -> None:
+        """Ask for notifications of the lists and of the subscribed contents."""
+        async with self._subscribing:
+            refused = await connection.listen(self._subscribed)
+        for uri, reason in refused.items():
+            _log.warning("%s: the subscription to %s is not renewed: %s", self._name, uri, one_line(reason, 200))
+
+    async def _report_contents(self) -> None:
+        """Report each subscribed content as updated: it may have changed while there was no connection."""
+        for uri in [*self._subscribed]:
+            params = types.ResourceUpdatedNotificationParams(uri=uri)
+            await self._handle(_UPDATED_METHOD, types.ResourceUpdatedNotification(params=params))
 
     def _stream_changed(self, connection: Connection) -> None:
-        # The server may not have notified of changes before the stream was open.
-        if connection is self._connection and connection.has_stream:
-            for state in self._states.values():
-                self._mark(state)
-            self._mark_contents()
+        if connection is self._connection:
+            self._wake()
+            # The server may not have notified of changes before the stream was open.
+            for refresher in self._refreshers.values() if connection.has_stream else ():
+                refresher.mark("reconnect")
 
-    def _is_notified(self, connection: Connection, feature: Feature) -> bool:
-        return self._states[feature].is_granted and (connection.is_modern or connection.has_stream)
+    def _progressed(self) -> None:
+        """Note that the state of a refresher has changed."""
+        lists = [self._refreshers[feature] for feature in Feature]
+        if all(each.is_loaded for each in lists):
+            self._failures = 0
+            if not self._started.done():
+                self._started.set_result(None)
+        elif not self._started.done() and self._connection is not None:
+            for each in lists:
+                if each.error is not None:
+                    self._connection.fail(TidingsError(each.error))
+        self._wake()
 
     # The lists
 
+    def _list_refresher(self, connection: Connection, feature: Feature) -> Refresher:
+        return Refresher(feature.value, partial(self._fetch_lists, connection, feature), self._timing, self._progressed)
+
+    async def _fetch_lists(self, connection: Connection, feature: Feature, refresher: Refresher) -> bool:
+        fetched = await connection.fetch(feature, lambda: refresher.is_marked)
+        if fetched is None:
+            return False
+        present = self._snapshot.with_lists(fetched.lists)
+        if not connection.serves(feature):
+            refresher.interval = None
+        elif connection.notifies_of(feature):
+            refresher.interval = None if connection.is_tidings else self._timing.recheck
+        elif fetched.ttl is not None:
+            refresher.interval = max(fetched.ttl, 1.0)  # however short the server says, at most one request per second
+        elif refresher.interval is None or present is not self._snapshot:
+            refresher.interval = self._timing.first_poll
+        else:
+            refresher.interval = min(refresher.interval * 1.5, self._timing.longest_poll)
+        self._publish_lists(connection, present, fetched.cursor, refresher.detected)
+        return True
+
+    def _publish_lists(
+        self, connection: Connection, present: Snapshot, cursor: Cursor | None, detected: Detected
+    ) -> None:
+        """Publish what was read from the server, and keep its version."""
+        if cursor is not None:
+            self._cursor = self._cursor.merge(cursor) if self._cursor else cursor
+        for uri in self._watched:
+            if uri in present.resources and uri not in self._snapshot.resources:
+                connection.subscriptions.discard(uri)  # it may have ended with the resource
+                self._refreshers[uri].mark()
+        self._publish(present, detected)
+
     def _known(self, feature: Feature) -> Version | None:
-        """Return the version of the server's list that the mirror has read last."""
         return self._cursor.versions.get(feature) if self._cursor else None
 
     def _is_resumed(self, connection: Connection, feature: Feature) -> bool:
         """Return whether the server notifies of every difference to the list that the mirror has."""
         known = self._known(feature)
-        if known is None or not (connection.has_cursors and connection.is_modern and self._states[feature].is_granted):
+        if known is None or not (connection.is_modern and connection.is_tidings and connection.notifies_of(feature)):
             return False
         return split_digest(known.digest)[0] == self._snapshot.list_digest(feature)
 
-    def _list_changed(self, feature: Feature, meta: Mapping[str, Any]) -> None:
-        """Apply the changes that a notification of a Tidings server has, or fetch the list."""
-        state, known, cursor = self._states[feature], self._known(feature), Cursor.parse(meta.get(CURSOR_KEY))
-        version = cursor.versions.get(feature) if cursor else None
-        if cursor is None or version is None or known is None or state.is_fetching or state.wake.is_set():
-            self._mark(state)
-        elif self._cursor and cursor.epoch == self._cursor.epoch and version.revision <= known.revision:
-            pass  # the mirror has fetched a newer list
-        elif (present := self._after(feature, known, version, meta.get(CHANGE_KEY))) is not None:
-            self._read(present, cursor)
-        else:
-            self._mark(state)
 
-    def _after(self, feature: Feature, known: Version, version: Version, summary: Any) -> Snapshot | None:
-        """Return the lists after the changes of a notification, or None if the list has to be fetched."""
-        if split_digest(known.digest)[1] != split_digest(version.digest)[1]:
-            return None  # the server could not read its list
-        # Anything may be wrong in a message: then the list is fetched.
-        with suppress(AttributeError, LookupError, TypeError, ValueError):
-            return self._snapshot.with_delta(feature, split_digest(version.digest)[0], summary)
-        return None
-
-    def _mark(self, state: _State) -> None:
-        """Note that a list or a content is out of date."""
-        if state.stale_since is None:
-            state.stale_since = self._lost_since or time.time()
-        state.wake.set()
-
-    async def _maintain(
-        self,
-        connection: Connection,
-        name: str,
-        state: _State,
-        fetch: Callable[[], Awaitable[bool]],
-        poll_delay: Callable[[], float | None],
-    ) -> None:
-        """Fetch whenever the state is marked, or a poll is due: the only task that does. `fetch` returns False if it
-        has to be called again."""
-        failures = 0
-        while True:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(poll_delay()):
-                    await state.wake.wait()
-            state.wake.clear()
-            state.is_fetching = True
-            try:
-                async with asyncio.timeout(self._timing.answer):
-                    is_complete = await fetch()
-            except (MCPError, TidingsError, ValueError) as error:  # ValueError: the result is not valid
-                is_closed = isinstance(error, MCPError) and error.code == types.CONNECTION_CLOSED
-                if is_closed or not self._started.done():
-                    connection.fail(error)
-                    return
-                failures += 1
-                self._mark(state)
-                state.reason = one_line(f"{name}: {error}", 200)
-                await asyncio.sleep(self._timing.retry_delay(failures))
-                continue
-            except Exception as error:
-                connection.fail(error)
-                return
-            finally:
-                state.is_fetching = False
-            failures = 0
-            if not is_complete:
-                self._mark(state)
-            await asyncio.sleep(self._timing.min_interval)
-
-    async def _fetch_lists(self, connection: Connection, feature: Feature, state: _State) -> bool:
-        fetched = await connection.fetch(feature, state.wake.is_set)
-        if fetched is not None:
-            self._apply(state, fetched)
-        return fetched is not None
-
-    def _poll_delay(self, connection: Connection, feature: Feature, state: _State) -> float | None:
-        """Return the seconds until the next poll, or None if there is no need for one."""
-        is_notified = self._is_notified(connection, feature)
-        if not connection.serves(feature) or (is_notified and connection.has_cursors):
-            return None
-        return self._timing.poll_delay(self._timing.recheck if is_notified else state.poll)
-
-    def _apply(self, state: _State, fetched: Fetched) -> None:
-        present = self._snapshot.with_lists(fetched.lists)
-        if fetched.ttl is not None:
-            state.poll = max(fetched.ttl, 1.0)  # however short the server says, at most one request per second
-        elif present is not self._snapshot:
-            state.poll = self._timing.first_poll
-        else:
-            state.poll = min(state.poll * 1.5, self._timing.longest_poll)
-        self._read(present, fetched.cursor)
-        self._set_current(state)
-
-    def _read(self, present: Snapshot, cursor: Cursor | None) -> None:
-        """Publish what was read from the server, and keep its version."""
-        if cursor is not None:
-            self._cursor = self._cursor.merge(cursor) if self._cursor else cursor
-        for uri, state in self._watched.items():
-            if uri in present.resources and uri not in self._snapshot.resources:
-                state.is_granted = False  # the subscription may have ended with the resource
-                self._mark(state)
-        if present is not self._snapshot:
-            self._publish(present)
-
-    def _set_current(self, state: _State) -> None:
-        state.is_loaded = True
-        if not state.wake.is_set():
-            state.stale_since = state.reason = None
-        if all(each.is_loaded for each in self._states.values()):
-            self._lost_since = self._reason = None
-            if not self._started.done():
-                self._started.set_result(None)
+def _oldest(refreshers: Iterable[Refresher]) -> float | None:
+    """Return the time since which one of them is out of date, or None if all are current."""
+    return min((each.stale_since for each in refreshers if each.stale_since is not None), default=None)
 
 
-async def _cancel(tasks: list[asyncio.Task[None]]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _template(text: str) -> Match:
+def _compile_template(text: str) -> Match:
     template = UriTemplate.parse(text)
     return lambda uri: template.match(uri) is not None
 
 
 def _is_same_or_below(subscribed: str) -> Match:
-    """A server may notify of a resource below the subscribed one."""
+    """Match the subscribed resource and those below it, because a server may notify of them, too."""
     return lambda uri: uri == subscribed or uri.startswith(subscribed.rstrip("/") + "/")
+
+
+def _message(error: BaseException) -> str:
+    return one_line(str(error) or type(error).__name__, 200)
 
 
 def _first(error: BaseException) -> BaseException:

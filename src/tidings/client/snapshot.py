@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from copy import copy
-from dataclasses import dataclass, field
 from hashlib import blake2b
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -15,7 +15,7 @@ from tidings.core.delta import apply_patch
 from tidings.core.digest import ListDigest, item_hash
 from tidings.core.model import Feature, Operation
 
-__all__ = ["KEYS", "ItemChange", "ListName", "Listing", "Snapshot"]
+__all__ = ["KEYS", "Detected", "FoundBy", "ItemChange", "ListName", "Listing", "Lists", "Snapshot"]
 
 ListName: TypeAlias = Literal["tools", "prompts", "resources", "templates", "contents"]
 """The lists of a server, and the contents of the resources that a mirror watches."""
@@ -29,6 +29,17 @@ _TYPES: Mapping[ListName, Any] = {
 }
 
 
+FoundBy: TypeAlias = Literal["notification", "poll", "reconnect"]
+
+
+class Detected(NamedTuple):
+    """How a mirror detected the newest change of a list."""
+
+    found_by: FoundBy
+    latency: float | None = None
+    """Seconds from the notification until the mirror had the change; None if there was no notification."""
+
+
 class ItemChange(NamedTuple):
     """The difference of one item between two snapshots."""
 
@@ -40,17 +51,20 @@ class ItemChange(NamedTuple):
     """The definition after the change; of a removed item, the last one."""
     before: Any = None
     """The definition before an update."""
+    detected: Detected | None = None
 
 
 class Listing:
     """One list: its items by name, in the order of their names, with a hash of each and a digest of all."""
 
-    __slots__ = ("digest", "hashes", "items")
+    __slots__ = ("detected", "digest", "hashes", "items")
 
     def __init__(self) -> None:
         self.items: Mapping[str, Any] = MappingProxyType({})
         self.hashes: dict[str, bytes] = {}
         self.digest = ListDigest()
+        self.detected: Detected | None = None
+        """Set by the mirror that publishes this listing."""
 
     def changed(self, changes: Mapping[str, Any]) -> Listing:
         """Return a listing with these items instead of those of the same names; None removes an item.
@@ -87,11 +101,12 @@ def _hash(item: Any) -> bytes:
     return item_hash(_as_json(item), Feature.RESOURCES if is_resource else None)
 
 
-@dataclass(frozen=True, eq=False)
-class Snapshot:
-    """The lists of a server, and the watched contents, at one moment. It never changes."""
+class Lists(ABC):
+    """Lists by name. Each is sorted, never modified, and the same object while nothing changes."""
 
-    listings: Mapping[ListName, Listing] = field(default_factory=lambda: dict.fromkeys((*KEYS, "contents"), Listing()))
+    @property
+    @abstractmethod
+    def listings(self) -> Mapping[ListName, Listing]: ...
 
     @property
     def tools(self) -> Mapping[str, types.Tool]:
@@ -103,14 +118,17 @@ class Snapshot:
 
     @property
     def resources(self) -> Mapping[str, types.Resource]:
+        """The resources by URI."""
         return self.listings["resources"].items
 
     @property
     def templates(self) -> Mapping[str, types.ResourceTemplate]:
+        """The resource templates by URI template."""
         return self.listings["templates"].items
 
     @property
     def contents(self) -> Mapping[str, types.ReadResourceResult]:
+        """The contents of the watched resources by URI."""
         return self.listings["contents"].items
 
     @property
@@ -126,6 +144,17 @@ class Snapshot:
             total.include(self.listings["templates"].digest)
         return total.hexdigest()
 
+
+class Snapshot(Lists):
+    """The lists of a server, and the watched contents, at one moment. It never changes."""
+
+    def __init__(self, listings: Mapping[ListName, Listing] | None = None) -> None:
+        self._listings = listings or dict.fromkeys((*KEYS, "contents"), Listing())
+
+    @property
+    def listings(self) -> Mapping[ListName, Listing]:
+        return self._listings
+
     def changed(self, changes: Mapping[ListName, Mapping[str, Any]]) -> Snapshot:
         """Return a snapshot with these items of each list; None removes one. If nothing differs, it is this one."""
         listings = {name: self.listings[name].changed(items) for name, items in changes.items()}
@@ -135,17 +164,26 @@ class Snapshot:
 
     def with_lists(self, received: Mapping[ListName, Iterable[Any]]) -> Snapshot:
         """Return a snapshot with these items, and no others, in the lists that are given."""
-        found = {name: {getattr(item, KEYS[name]): item for item in items} for name, items in received.items()}
-        return self.changed({name: dict.fromkeys(self.listings[name].items) | items for name, items in found.items()})
+        changes: dict[ListName, dict[str, Any]] = {}
+        for name, items in received.items():
+            removed = dict.fromkeys(self.listings[name].items)
+            changes[name] = removed | {getattr(item, KEYS[name]): item for item in items}
+        return self.changed(changes)
 
-    def with_delta(self, feature: Feature, digest: str, summary: Mapping[str, Any]) -> Snapshot | None:
-        """Return a snapshot with the changes of a notification (its `dev.tidings/change`).
+    def with_delta(self, feature: Feature, digest: str, summary: Any) -> Snapshot | None:
+        """Return a snapshot with the changes of a notification: `summary` is its `dev.tidings/change`.
 
         Return None if they do not lead to the server's list, which has this digest: the server left some out, or they
         are those of another version than this one.
         """
-        if not summary["complete"]:
-            return None
+        try:
+            changes = self._parse_delta(feature, summary)
+        except (AttributeError, LookupError, TypeError, ValueError):
+            return None  # anything may be wrong in a message
+        present = self.changed(changes)
+        return present if summary.get("complete") and present.list_digest(feature) == digest else None
+
+    def _parse_delta(self, feature: Feature, summary: Any) -> dict[ListName, dict[str, Any]]:
         changes: dict[ListName, dict[str, Any]] = {}
         for change in summary.get("changes", [summary]):
             name, item = change[feature.key_field], change.get("item")
@@ -154,8 +192,7 @@ class Snapshot:
             if "delta" in change:
                 item = apply_patch(_as_json(self.listings[list_name].items[name]), change["delta"])
             changes.setdefault(list_name, {})[name] = item and _TYPES[list_name].model_validate(item)
-        present = self.changed(changes)
-        return present if present.list_digest(feature) == digest else None
+        return changes
 
     def is_superset_of(self, other: Snapshot) -> bool:
         """Return whether this snapshot has every item of the other one, unchanged: only additions happened since."""
@@ -172,8 +209,8 @@ class Snapshot:
             for key in sorted({key for key, _ in listing.hashes.items() ^ old.hashes.items()}):
                 before, after = old.items.get(key), listing.items.get(key)
                 if after is None:
-                    yield ItemChange(Operation.REMOVED, name, key, before)
+                    yield ItemChange(Operation.REMOVED, name, key, before, None, listing.detected)
                 elif before is None:
-                    yield ItemChange(Operation.ADDED, name, key, after)
+                    yield ItemChange(Operation.ADDED, name, key, after, None, listing.detected)
                 else:
-                    yield ItemChange(Operation.UPDATED, name, key, after, before)
+                    yield ItemChange(Operation.UPDATED, name, key, after, before, listing.detected)

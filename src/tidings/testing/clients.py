@@ -1,9 +1,11 @@
 """Clients of each era, connected to the server of a test, and assertions about what they are told.
 
 `connect()` works with any MCP server: it compares the lists that the clients fetch, and needs no metadata in the
-notifications. Silence cannot be observed, only that nothing came before something later. A `Live` server is made to
-notify of a marker, so that everything sent before it has arrived. With another server, each client waits for the answer
-to a request, and then for a short time.
+notifications.
+
+To assert that a client gets no notification, a test has to know that none is on its way. A `Live` server sends a
+marker: when it has arrived, so has everything before it. With another server, each client waits for the answer to a
+request, and then for a short time.
 """
 
 from __future__ import annotations
@@ -215,7 +217,7 @@ class LiveClient:
             return f"the list of {topic} has changed ({difference}), but the server sent no notification{hint}"
         return f"it was not told of {topic}, and the list of {topic} has not changed"
 
-    async def _ask(self) -> None:
+    async def _round_trip(self) -> None:
         """Wait for the answer to the cheapest request of the era."""
         if self.is_modern:
             await self.client.session.send_discover(self.client.protocol_version)
@@ -294,11 +296,11 @@ class LiveClients:
         __tracebackhide__ = True
         clients = list(self)
         await self._barrier().wait()
-        problems = await asyncio.gather(*[self._noise(client, quiet) for client in clients])
+        problems = await asyncio.gather(*[self._explain_unexpected(client, quiet) for client in clients])
         if any(problems):
             self._fail("a client was told of something, and the test expects silence", clients, problems)
 
-    async def _noise(self, client: LiveClient, quiet: float) -> str | None:
+    async def _explain_unexpected(self, client: LiveClient, quiet: float) -> str | None:
         if not client.has_marker:
             with suppress(TimeoutError):
                 async with asyncio.timeout(quiet):
@@ -346,7 +348,7 @@ class _Barrier:
         for client, number in zip(self._clients, numbers, strict=True):
             try:
                 async with asyncio.timeout(DEADLINE):
-                    await client._ask()
+                    await client._round_trip()
                     if client.has_marker:
                         await client._until_marker(number)
             except TimeoutError:
@@ -379,7 +381,7 @@ async def connect(
     opened: asyncio.Future[LiveClients] = asyncio.get_running_loop().create_future()
     ended = asyncio.Event()
 
-    async def hold() -> None:
+    async def keep_open() -> None:
         async with AsyncExitStack() as stack:
             server: Any = target
             if over == "memory":
@@ -395,16 +397,16 @@ async def connect(
             await ended.wait()
 
     # A task of its own: the task groups of the SDK would wrap an error of the test in an exception group.
-    holding = asyncio.create_task(hold())
+    keeping = asyncio.create_task(keep_open())
     try:
-        waited: list[asyncio.Future[Any]] = [holding, opened]
+        waited: list[asyncio.Future[Any]] = [keeping, opened]
         await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
-        if holding.done():
-            raise _first(holding.exception()) from None
+        if keeping.done():
+            raise _first(keeping.exception()) from None
         yield opened.result()
     finally:
         ended.set()
-        await asyncio.wait([holding])
+        await asyncio.wait([keeping])
 
 
 def _first(error: BaseException | None) -> BaseException:

@@ -18,8 +18,6 @@ __all__ = ["LONGEST_WAIT", "call_tool", "current_tools", "missing_extra", "resul
 LONGEST_WAIT = 5.0
 """Seconds that a call waits for the lists that it has changed. A step with the old tools is better than a longer
 wait."""
-_POLL_INTERVAL = 0.005
-"""Seconds between two looks at the status: a mirror announces a change, but not a fetch that has found none."""
 
 
 def missing_extra(package: str, extra: str) -> TidingsError:
@@ -49,8 +47,8 @@ async def call_tool(
     try:
         async with asyncio.timeout(LONGEST_WAIT):
             await _round_trip(mirror)
-            while mirror.status.state == "stale":  # noqa: ASYNC110  # the status has no event
-                await asyncio.sleep(_POLL_INTERVAL)
+            while (status := mirror.status).state == "stale":
+                await mirror.next_status(status)
     except (MCPError, TidingsError, TimeoutError):
         pass  # the call itself has succeeded
     return result
