@@ -12,6 +12,7 @@ import pytest
 from mcp.client.client import Client
 from mcp.server.mcpserver import MCPServer
 
+from tests.support.command import run_command
 from tests.support.waiting import until
 from tidings import Live
 from tidings.cluster import Nats
@@ -66,6 +67,10 @@ async def leave(live: Live) -> None:
 def has_reported(live: Live, digest: str) -> bool:
     assert live.replica is not None
     return any(info.digests["tools"] == digest for info in live.replica.state.replicas.values())
+
+
+async def test_a_missing_command_is_a_one_line_error() -> None:
+    (await run_command("cluster")).check_error("Missing command; see `tidings cluster --help`")
 
 
 @pytest.mark.parametrize("options", [[], ["--name", "board"]])

@@ -16,7 +16,17 @@ import pytest
 from mcp.client.client import Client
 from mcp.client.streamable_http import streamable_http_client
 
-from tests.support.command import GRACE, HELLO, TOKEN, Notifications, replace_file, serving, start_command, tidings
+from tests.support.command import (
+    GRACE,
+    HELLO,
+    TOKEN,
+    Notifications,
+    line_with,
+    replace_file,
+    serving,
+    start_command,
+    tidings,
+)
 from tests.support.waiting import DEADLINE, is_served, until
 from tests.support.wire_clients import LegacyWire, Stream, Wire, read_answer
 
@@ -188,6 +198,8 @@ async def test_killed_nats_server_starts_again(pids_board: Path, http: httpx2.As
         await server.line_with("the embedded NATS server has ended; starting it again")
         await server.line_with("connected to NATS")
         assert (pids_board / ".tidings" / "nats").is_dir()
+        async with start_command("serve", pids_board, "--port", 0, "--nats", "embedded") as other:
+            await line_with(other.stderr, "the data of NATS is deleted at the end: another server uses this folder")
         await server.stop()
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["cluster"]
 
-cluster = typer.Typer(help="Show the replicas of a cluster.", no_args_is_help=True, rich_markup_mode=None)
+cluster = typer.Typer(help="Show the replicas of a cluster.", rich_markup_mode=None)
 
 _TITLES = ("server", "replica", "host", "process", "since", "version", "items", "streams", "lag", "lists")
 
