@@ -200,6 +200,7 @@ async def test_killed_nats_server_starts_again(pids_board: Path, http: httpx2.As
         assert (pids_board / ".tidings" / "nats").is_dir()
         async with start_command("serve", pids_board, "--port", 0, "--nats", "embedded") as other:
             await line_with(other.stderr, "the data of NATS is deleted at the end: another server uses this folder")
+            await line_with(other.stderr, "Serving")  # with a watchdog, which ends NATS
         await server.stop()
 
 
