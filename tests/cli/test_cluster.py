@@ -12,6 +12,7 @@ import pytest
 from mcp.client.client import Client
 from mcp.server.mcpserver import MCPServer
 
+from tests.support.command import run_command
 from tests.support.waiting import until
 from tidings import Live
 from tidings.cluster import Nats
@@ -55,6 +56,7 @@ async def test_status_shows_the_replicas_and_fails_if_they_disagree(tmp_path: Pa
             status, output, errors = await run_status("--nats", nats.url, "--name", "board", "--timeout", "1")
             assert status == 1
             assert "the replicas of board have different lists" in errors
+            assert len(output.splitlines()) == 3  # a line for each replica, however long
 
 
 async def leave(live: Live) -> None:
@@ -67,9 +69,20 @@ def has_reported(live: Live, digest: str) -> bool:
     return any(info.digests["tools"] == digest for info in live.replica.state.replicas.values())
 
 
-async def test_status_without_nats_is_one_line() -> None:
-    status, output, errors = await run_status("--nats", "nats://127.0.0.1:9", "--timeout", "1")
+async def test_a_missing_command_is_a_one_line_error() -> None:
+    (await run_command("cluster")).check_error("Missing command; see `tidings cluster --help`")
+
+
+@pytest.mark.parametrize("options", [[], ["--name", "board"]])
+async def test_status_without_nats_is_one_line(options: list[str]) -> None:
+    status, output, errors = await run_status("--nats", "nats://127.0.0.1:9", "--timeout", "1", *options)
     assert status == 2
     assert output == ""
     assert len(errors.splitlines()) == 1
-    assert "Traceback" not in errors
+    assert "nats://127.0.0.1:9: nats: no servers available" in errors
+
+
+async def test_status_of_an_unknown_server_creates_nothing(tmp_path: Path) -> None:
+    with EmbeddedNats(tmp_path) as nats:
+        assert await run_status("--nats", nats.url, "--name", "bord") == (0, "", "There are no replicas.\n")
+        assert await Nats(nats.url).list_servers() == []

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -15,15 +18,44 @@ def test_unusable_proxy_is_a_one_line_error(monkeypatch: pytest.MonkeyPatch) -> 
     refused.check_error("the proxy that the environment names can't be used")
 
 
-@pytest.mark.anyio
-async def test_server_behind_a_proxy_that_answers_503_counts_as_unreachable() -> None:
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+@asynccontextmanager
+async def answering(status: str, answer: str = "") -> AsyncIterator[str]:
+    """Yield the URL of a server that answers each request alike. `ID` in the answer is the id of the request."""
+
+    async def respond(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).lower()
+        request = json.loads(await reader.readexactly(int(head.partition(b"content-length: ")[2].split()[0])))
+        body = answer.replace("ID", json.dumps(request.get("id"))).encode()
+        headers = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\nConnection: close"
+        writer.write(f"HTTP/1.1 {status}\r\n{headers}\r\n\r\n".encode() + body)
         writer.close()
 
-    async with await asyncio.start_server(answer, "127.0.0.1", 0) as proxy:
-        url = f"http://127.0.0.1:{proxy.sockets[0].getsockname()[1]}/mcp"
+    async with await asyncio.start_server(respond, "127.0.0.1", 0) as server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/mcp"
+
+
+@pytest.mark.anyio
+async def test_server_behind_a_proxy_that_answers_503_counts_as_unreachable() -> None:
+    async with answering("503 Service Unavailable") as url:
         with pytest.raises(Unreachable, match="answered 503; the server is not available"):
             async with asyncio.timeout(DEADLINE), connect(url, None):
                 pass
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    "answer",
+    [
+        '{"a": 1}',
+        '{"jsonrpc": "2.0", "id": ID, "error": {"code": -1, "message": "\\n\\u001b[31m"}}',
+        '{"jsonrpc": "2.0", "id": ID, "result": {"a": 1}}',
+        '{"jsonrpc": "2.0", "id": ID, "result": {"protocolVersion": "1999-01-01", "capabilities": {}, '
+        '"serverInfo": {"name": "old", "version": "1"}}}',
+    ],
+)
+async def test_an_answer_that_is_not_mcp_is_a_one_line_error(answer: str) -> None:
+    async with answering("200 OK", answer) as url:
+        with pytest.raises(Unreachable, match="can't be reached: ") as raised:
+            async with asyncio.timeout(DEADLINE), connect(url, None):
+                pass
+    assert str(raised.value).isprintable()

@@ -1,11 +1,15 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from tests.support.command import tidings
+from tests.support.waiting import DEADLINE
 from tests.support.workspaces import script, write
 
 
@@ -29,6 +33,14 @@ def test_control_characters_of_a_tool_are_escaped_on_stderr(tmp_path: Path) -> N
     unknown = tidings("run-tool", tmp_path, "\x1b[2J")
     assert unknown.status == 2
     assert "\x1b" not in unknown.stderr
+
+
+def test_characters_that_the_terminal_does_not_have_are_escaped(tmp_path: Path) -> None:
+    tidings("new", tmp_path)
+    command = (sys.executable, "-m", "tidings", "run-tool", tmp_path, "greet", "--arg", "name=Zoë")
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    found = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=DEADLINE)
+    assert found.stdout == "Hello, Zo\\xeb.\n"
 
 
 def test_run_tool_exits_with_1_if_the_tool_fails(board: Path) -> None:

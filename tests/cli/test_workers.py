@@ -16,7 +16,17 @@ import pytest
 from mcp.client.client import Client
 from mcp.client.streamable_http import streamable_http_client
 
-from tests.support.command import GRACE, HELLO, TOKEN, Notifications, replace_file, serving, start_command, tidings
+from tests.support.command import (
+    GRACE,
+    HELLO,
+    TOKEN,
+    Notifications,
+    line_with,
+    replace_file,
+    serving,
+    start_command,
+    tidings,
+)
 from tests.support.waiting import DEADLINE, is_served, until
 from tests.support.wire_clients import LegacyWire, Stream, Wire, read_answer
 
@@ -30,6 +40,16 @@ import os
 def pids() -> list[int]:
     'Return the worker and its parent.'
     return [os.getpid(), os.getppid()]
+"""
+
+WAIT = """
+import os, pathlib, time
+starts = pathlib.Path({folder!r})
+number = len(list(starts.iterdir())) + 1
+(starts / "new").write_text(str(os.getpid()))
+(starts / "new").rename(starts / str(number))
+while number > 1 and not (starts / f"{{number}} may continue").exists():
+    time.sleep(0.01)
 """
 
 
@@ -178,7 +198,48 @@ async def test_killed_nats_server_starts_again(pids_board: Path, http: httpx2.As
         await server.line_with("the embedded NATS server has ended; starting it again")
         await server.line_with("connected to NATS")
         assert (pids_board / ".tidings" / "nats").is_dir()
+        async with start_command("serve", pids_board, "--port", 0, "--nats", "embedded") as other:
+            await line_with(other.stderr, "the data of NATS is deleted at the end: another server uses this folder")
+            await line_with(other.stderr, "Serving")  # with a watchdog, which ends NATS
         await server.stop()
+
+
+async def test_worker_that_ends_leaves_the_data_of_nats(pids_board: Path, http: httpx2.AsyncClient) -> None:
+    async with serving(pids_board, "--workers", 2, "--state", "none") as server:
+        workers, parent = await find_workers(server.url, http, 2)
+        (nats,) = (pid for pid in children_of(parent) if "nats-server" in command_of(pid))
+        folders = nats_folders(nats)
+        os.kill(workers.pop(), signal.SIGTERM)
+        await server.line_with("ended with status 0")
+        assert [folder.is_dir() for folder in folders] == [True, True]
+        await server.stop()
+        assert [folder.is_dir() for folder in folders] == [False, False]
+
+
+def nats_folders(pid: int) -> tuple[Path, Path]:
+    """Return the folders of the configuration and of the data of a NATS server."""
+    file = Path(command_of(pid).rstrip("\0").rpartition("\0")[2])
+    (store,) = re.findall(r'store_dir: "(.*)"', file.read_text())
+    return file.parent, Path(store)
+
+
+async def test_first_worker_may_end_before_the_others_have_started(board: Path, tmp_path: Path) -> None:
+    starts = tmp_path / "starts"
+    starts.mkdir()
+    (board / "tools" / "wait.py").write_text(WAIT.format(folder=str(starts)))
+    async with asyncio.timeout(DEADLINE), start_command("serve", board, "--port", 0, "--workers", 2) as process:
+        await until((starts / "2").exists)
+        os.kill(int((starts / "1").read_text()), signal.SIGKILL)
+        await until((starts / "3").exists)
+        (starts / "2 may continue").touch()
+        log = ""
+        while "Serving" not in log:
+            line = await process.stderr.readline()
+            assert line, log
+            log += line.decode()
+        (starts / "3 may continue").touch()
+        process.terminate()
+        assert await process.wait() == 0
 
 
 async def test_worker_that_ends_during_its_first_start_ends_the_command(board: Path) -> None:

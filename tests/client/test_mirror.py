@@ -346,6 +346,19 @@ async def test_a_process_that_ends_is_started_again(tmp_path: Path) -> None:
         assert len(mirror.tools) == 1
 
 
+async def test_a_mirror_can_be_entered_only_once() -> None:
+    mirror, failed = Mirror(plain_server()), Mirror("no-such-command")
+    async with asyncio.timeout(DEADLINE), mirror:
+        with pytest.raises(TidingsError, match="the mirror of MCPServer was used before; create another one"):
+            await mirror.__aenter__()
+    with pytest.raises(Disconnected):
+        await failed.__aenter__()
+    for used in (mirror, failed):
+        with pytest.raises(TidingsError, match="create another one"):
+            async with asyncio.timeout(DEADLINE), used:
+                pass
+
+
 class CountingApp:
     """An ASGI app that counts the requests of each method to the app behind it, which a test can replace."""
 

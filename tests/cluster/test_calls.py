@@ -537,12 +537,14 @@ async def test_a_call_is_not_repeated_if_its_owner_leaves_while_it_runs(make_bac
 
 
 @pytest.mark.anyio
-async def test_the_client_learns_that_a_result_is_too_large_for_nats(nats_url: str) -> None:
+async def test_the_client_learns_what_is_too_large_for_nats(nats_url: str) -> None:
     owner = MCPServer[Any](NAME, log_level="CRITICAL")
     owner.add_tool(lambda size: "x" * size, name="text")
     async with replicas(owner, make_backend=lambda: Nats(nats_url)) as (front, _, _), Client(front) as client:
         with pytest.raises(MCPError, match=r"may have run, but has no result: .* more than NATS accepts"):
             await client.call_tool("text", {"size": 2_000_000})
+        with pytest.raises(MCPError, match=r"'text' was not run: the request has 2,\d+,\d+ bytes, more than the NATS"):
+            await client.call_tool("text", {"size": "1" * 2_000_000})
         assert not (await client.call_tool("text", {"size": 2_000})).is_error
 
 

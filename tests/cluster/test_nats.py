@@ -370,6 +370,35 @@ with EmbeddedNats() as server:
     await until(lambda: not is_running(pid))
 
 
+def test_an_interrupted_start_leaves_no_process(tmp_path: Path) -> None:
+    program = """
+import pathlib, sys, tempfile
+from tidings.cluster.embedded import EmbeddedNats
+folder = pathlib.Path(tempfile.gettempdir())
+def interrupt(event, arguments):
+    if event == "subprocess.Popen" and "nats-server" not in str(arguments[0]):  # the watchdog
+        print(server.pid, flush=True)
+        while not list(folder.glob("*/*.ports")):
+            pass
+        raise KeyboardInterrupt
+sys.addaudithook(interrupt)
+server = EmbeddedNats()
+try:
+    server.start()
+except KeyboardInterrupt:
+    pass
+"""
+    found = subprocess.run(
+        [sys.executable, "-c", program],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        check=True,
+        timeout=60,
+    )
+    assert not is_running(int(found.stdout))
+    assert not list(tmp_path.iterdir())
+
+
 def is_running(pid: int) -> bool:
     try:
         return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()

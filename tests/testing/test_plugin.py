@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 from mcp.server.mcpserver import MCPServer
 
-from tidings import Live
+from tidings import Live, TidingsError
 from tidings.testing import connect
 
 pytest_plugins = ["pytester"]
@@ -159,6 +160,17 @@ live = Live(server)
     result = run(pytester, body)
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["*live clients*", "*notifications/tools/list_changed*(expected)"])
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"eras": ["modren"]}, "'modren' is no era; give some of modern, legacy"), ({"over": "stdio"}, "over 'stdio'")],
+)
+async def test_misspelt_option_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(TidingsError, match=message):
+        async with connect(MCPServer("board", log_level="CRITICAL"), **options):
+            pass
 
 
 def test_loading_the_plugin_does_not_import_the_sdk(pytester: pytest.Pytester) -> None:

@@ -6,6 +6,7 @@ it does not need, not even the parser of the other commands.
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -20,6 +21,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     from tidings.cli.serve_stdio import parse_arguments, serve_stdio
 
     _open_missing_streams()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # As standard error: a server chooses the text, and the terminal may not have its characters.
+        sys.stdout.reconfigure(errors="backslashreplace")
     if arguments is None:
         arguments = sys.argv[1:]
     try:

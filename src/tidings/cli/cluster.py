@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["cluster"]
 
-cluster = typer.Typer(help="Show the replicas of a cluster.", no_args_is_help=True, rich_markup_mode=None)
+cluster = typer.Typer(help="Show the replicas of a cluster.", rich_markup_mode=None)
 
 _TITLES = ("server", "replica", "host", "process", "since", "version", "items", "streams", "lag", "lists")
 
@@ -55,7 +55,7 @@ def status(
         rows = [
             (
                 each.name,
-                *(replica.id, replica.host, str(replica.pid), replica.started, replica.version),
+                *(replica.id, replica.host, str(replica.pid), replica.started[:16], replica.version),
                 *(str(replica.items), str(replica.streams), str(replica.lag)),
                 " ".join(digest[:8] for digest in replica.digests.values()),
             )
@@ -80,7 +80,11 @@ def _read(url: str, credentials: Path | None, name: str | None, timeout: float) 
     from tidings.cluster.status import read_status
 
     async def read() -> list[ClusterStatus]:
-        names = await Nats(url, credentials=credentials).list_servers() if name is None else [name]
+        backend = Nats(url, credentials=credentials)
+        if name is None:
+            names = await backend.list_servers()
+        else:
+            names = [name] if await backend.has_server(name) else []  # reading a table would create it
         return [await read_status(Nats(url, credentials=credentials), each, timeout) for each in names]
 
     try:

@@ -74,7 +74,8 @@ def _data_folder(workspace: Path | None) -> Iterator[Path | None]:
         create_folder(workspace / ".tidings")
         lock.acquire()
     except OSError as error:
-        logger.info("the data of NATS is deleted at the end: %s", error)
+        reason = "another server uses this folder" if isinstance(error, BlockingIOError) else error
+        logger.info("the data of NATS is deleted at the end: %s", reason)
         yield None
         return
     try:

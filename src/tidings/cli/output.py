@@ -66,7 +66,7 @@ def print_json_lines(values: Iterable[Any]) -> None:
 
 
 def print_table(titles: Sequence[str], rows: Iterable[Sequence[str]], styled: int, styles: dict[str, str]) -> None:
-    """Print a table for a terminal. `styles` has the style of each value in the column with the index `styled`."""
+    """Print a table, as wide as the terminal. `styles` has the style of each value in column `styled`."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -78,7 +78,7 @@ def print_table(titles: Sequence[str], rows: Iterable[Sequence[str]], styled: in
         cells = [Text(one_line(cell)) for cell in row]
         cells[styled].stylize(styles.get(row[styled], styles[""]))
         table.add_row(*cells)
-    Console().print(table)
+    Console(width=None if sys.stdout.isatty() else 10_000).print(table)  # a program reads whole lines
 
 
 def toml_value(value: str | list[str]) -> str:

@@ -174,7 +174,8 @@ async def connect(url: str, token: str | None, headers: Mapping[str, str] | None
         if remote is not None:
             raise
         for each in _flatten(error):
-            if isinstance(each, httpx2.HTTPError | OSError | MCPError):
+            # ValueError: the SDK can't decode the answer. RuntimeError: its protocol version is unknown.
+            if isinstance(each, httpx2.HTTPError | OSError | MCPError | ValueError | RuntimeError):
                 raise _explain(url, each, last_status, has_token=bool(token)) from None
         raise
 
@@ -200,7 +201,7 @@ def _explain(url: str, error: Exception, status: int | None, *, has_token: bool)
         return Unreachable(f"{url} answered {status}; the server is not available at the moment")
     if status is not None and status >= 400:
         return TidingsError(f"{url} answered {status}: this is not an MCP endpoint; the usual path is /mcp")
-    return Unreachable(f"{url} can't be reached: {error}")
+    return Unreachable(f"{url} can't be reached: {one_line(str(error) or type(error).__name__, 200)}")
 
 
 def _flatten(error: BaseException) -> Iterator[BaseException]:

@@ -154,6 +154,8 @@ class _Parent:
         self._selector.register(signals.receiver, selectors.EVENT_READ)
         self._missing = {process.name for process in self._processes}
         """The workers that have never reported."""
+        self._served: dict[str, Any] = {}
+        """The first report of the first worker."""
 
     def supervise(self) -> None:
         gc.collect()
@@ -208,10 +210,12 @@ class _Parent:
             return
         self._selector.unregister(fd)
         os.close(fd)
-        if data and self._missing:
-            self._missing.discard(process.name)
+        if data and process.name in self._missing:
+            self._missing.remove(process.name)
+            if process is self._processes[0]:
+                self._served = json.loads(process.report)
             if not self._missing:
-                self._on_ready(json.loads(self._processes[0].report))
+                self._on_ready(self._served)
 
     def _check_ended(self, process: _Process) -> None:
         if process.pid is None or not (ended := os.waitpid(process.pid, os.WNOHANG))[0]:

@@ -264,6 +264,8 @@ class Mirror(ChangingLists):
 
     async def __aenter__(self) -> Self:
         """Connect, and fetch all lists. Raise the error if the first connection fails; later ones are retried."""
+        if self._tasks:
+            raise TidingsError(f"the mirror of {self._name} was used before; create another one")
         self._started = asyncio.get_running_loop().create_future()
         self._tasks = [asyncio.create_task(self._run())]
         try:

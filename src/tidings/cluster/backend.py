@@ -15,6 +15,7 @@ __all__ = [
     "Backend",
     "CallFailed",
     "CallHandler",
+    "CallTooLarge",
     "Entry",
     "NotDelivered",
     "OnProgress",
@@ -39,6 +40,10 @@ class CallFailed(TidingsError):
 
 class NotDelivered(CallFailed):
     """The replica never got the call, so another one can be called instead."""
+
+
+class CallTooLarge(CallFailed):
+    """The call is larger than the backend accepts, and was not sent. The message names the size."""
 
 
 class Write(NamedTuple):

@@ -28,14 +28,14 @@ from mcp.shared.exceptions import MCPError, NoBackChannelError
 from mcp.shared.jsonrpc_dispatcher import handler_exception_to_error_data
 from mcp.shared.message import ServerMessageMetadata
 from mcp.shared.transport_context import TransportContext
-from mcp_types import INTERNAL_ERROR, REQUEST_TIMEOUT, ClientCapabilities, ErrorData, Implementation
+from mcp_types import INTERNAL_ERROR, INVALID_PARAMS, REQUEST_TIMEOUT, ClientCapabilities, ErrorData, Implementation
 from mcp_types.version import KNOWN_PROTOCOL_VERSIONS, MODERN_PROTOCOL_VERSIONS
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticSerializationError
 from starlette.authentication import AuthCredentials
 from starlette.requests import Request
 
-from tidings.cluster.backend import Backend, NotDelivered, OnProgress
+from tidings.cluster.backend import Backend, CallTooLarge, NotDelivered, OnProgress
 from tidings.core.counts import Counts
 from tidings.core.redact import redact_uri
 from tidings.core.tracer import Tracer
@@ -192,6 +192,8 @@ async def _call(backend: Backend, owner: str, request: bytes, ctx: Ctx, counts: 
                     failure = error
     if isinstance(failure, NotDelivered):
         raise failure
+    if isinstance(failure, CallTooLarge):
+        raise MCPError(INVALID_PARAMS, f"{_described(ctx)} was not run: {failure}")
     if failure is not None:
         message = f"{_described(ctx)} was forwarded to another replica, and may have run, but has no result: {failure}"
         counts.failures[_FAILURE] += 1

@@ -10,6 +10,7 @@ import importlib.metadata
 import json
 import logging
 import secrets
+import shutil
 import subprocess
 import tempfile
 import time
@@ -80,9 +81,9 @@ class EmbeddedNats:
     def start(self) -> None:
         """Start the server, and wait until it accepts connections."""
         if self._store is None:
-            self._store = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="tidings-nats-")))
+            self._store = self._make_folder()
         self._store.mkdir(parents=True, exist_ok=True)
-        run = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="tidings-nats-")))
+        run = self._make_folder()
         log = run / "server.log"
         (run / "server.conf").write_text(self._configuration(run, log), encoding="utf-8")
         # A session of its own: Ctrl-C reaches this process only, which stops the server last.
@@ -93,8 +94,8 @@ class EmbeddedNats:
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
-        self._start_watchdog(process)
         try:
+            self._start_watchdog(process)
             self._port = _wait_for_port(process, run / f"nats-server_{process.pid}.ports", log)
         except BaseException:
             self.kill()
@@ -127,6 +128,14 @@ class EmbeddedNats:
     def pid(self) -> int | None:
         """The process id of the server, or None if it is not started."""
         return None if self._process is None else self._process.pid
+
+    def _make_folder(self) -> Path:
+        """Make a folder that `close` deletes.
+
+        A `TemporaryDirectory` would also be deleted by each fork of this process that exits."""
+        folder = Path(tempfile.mkdtemp(prefix="tidings-nats-"))
+        self._stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        return folder
 
     def _configuration(self, run: Path, log: Path) -> str:
         lines = [

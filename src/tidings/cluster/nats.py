@@ -9,14 +9,15 @@ import asyncio
 import logging
 import random
 import ssl
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from tidings.cluster.backend import CallHandler, NotDelivered, OnProgress, Unavailable, Watcher, Write
 from tidings.cluster.nats_calls import Calls
 from tidings.cluster.nats_client import Client, Lost, Options, Refused, connect, request_json
 from tidings.cluster.nats_names import token as name_token
-from tidings.cluster.nats_table import Table
+from tidings.cluster.nats_table import Table, find_stream
 
 __all__ = ["Nats"]
 
@@ -86,23 +87,34 @@ class Nats:
 
     async def list_servers(self) -> list[str]:
         """Return the names of the servers that have a table, as they are in NATS. Raise `Unavailable`."""
-        try:
-            client = await connect(self._options, "tidings", f"{self._prefix}.inbox", lambda: None)
-        except Lost as error:
-            raise Unavailable(f"NATS cannot be reached: {error}") from None
-        try:
+        async with self._connected(f"{self._prefix}.inbox") as client:
             streams: list[str] = []
             while True:  # the server returns them in pages
                 page = await request_json(client, "STREAM.NAMES", offset=len(streams))
                 streams += page.get("streams") or ()
                 if not page.get("streams") or len(streams) >= page["total"]:
                     break
+        start = f"KV_{self._prefix}-"
+        return sorted(stream.removeprefix(start) for stream in streams if stream.startswith(start))
+
+    async def has_server(self, name: str) -> bool:
+        """Return whether a server has a table. Raise `Unavailable`."""
+        server = name_token(name)
+        async with self._connected(f"{self._prefix}.{server}.inbox") as client:
+            return await find_stream(client, f"KV_{self._prefix}-{server}") is not None
+
+    @asynccontextmanager
+    async def _connected(self, inbox: str) -> AsyncIterator[Client]:
+        try:
+            client = await connect(self._options, "tidings", inbox, lambda: None)
+        except Lost as error:
+            raise Unavailable(f"NATS cannot be reached: {error}") from None
+        try:
+            yield client
         except (Lost, Refused) as error:
             raise Unavailable(str(error)) from None
         finally:
             await client.close_soon()
-        start = f"KV_{self._prefix}-"
-        return sorted(stream.removeprefix(start) for stream in streams if stream.startswith(start))
 
     async def _serve(self, name: str, replica: str, watcher: Watcher, handler: CallHandler) -> None:
         """Connect, and serve until the connection is lost."""

@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from tidings.cluster.backend import CallFailed, CallHandler, NotDelivered, OnProgress
+from tidings.cluster.backend import CallFailed, CallHandler, CallTooLarge, NotDelivered, OnProgress
 from tidings.cluster.nats_client import Client, Msg, NatsError
 from tidings.cluster.nats_names import token
 
@@ -65,7 +65,8 @@ class Calls:
 
     async def call(self, replica: str, request: bytes, on_progress: OnProgress, timeout: float) -> bytes:  # noqa: ASYNC109 – as in the protocol
         if len(request) > self._client.max_payload - 1024:  # for the headers
-            raise CallFailed(f"the request has {len(request):,} bytes, more than the NATS server accepts (max_payload)")
+            size = f"{len(request):,} bytes"
+            raise CallTooLarge(f"the request has {size}, more than the NATS server accepts (max_payload)")
         self._count += 1
         reply = f"{self._inbox}.reply.{self._count}"
         queue = self._callers[reply] = asyncio.Queue()

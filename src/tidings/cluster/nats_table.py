@@ -18,7 +18,7 @@ from tidings.cluster.backend import Entry, TooLarge, Unavailable, Watcher, Write
 from tidings.cluster.nats_client import Client, Lost, Msg, NatsError, Refused, request_json
 from tidings.cluster.nats_names import KEY_HEADER, SubjectError, decode_key, encode_key
 
-__all__ = ["Table"]
+__all__ = ["Table", "find_stream"]
 
 HEARTBEAT = 0.5
 """Seconds between two messages of an idle consumer."""
@@ -42,6 +42,16 @@ class _Message(NamedTuple):
     subject: str
     value: bytes
     headers: dict[str, str] | None
+
+
+async def find_stream(client: Client, name: str) -> dict[str, Any] | None:
+    """Return the description of a stream, or None if there is no such stream."""
+    try:
+        return await request_json(client, f"STREAM.INFO.{name}")
+    except Refused as error:
+        if error.code == STREAM_NOT_FOUND:
+            return None
+        raise
 
 
 class Table:
@@ -155,12 +165,12 @@ class Table:
                 pass  # the server deletes it after CONSUMER_TTL
 
     async def _open_stream(self) -> dict[str, Any]:
-        stream = await self._stream_info()
+        stream = await find_stream(self._client, self._stream)
         if stream is None:
             try:
                 stream = await request_json(self._client, f"STREAM.CREATE.{self._stream}", **self._stream_config())
             except Refused as error:
-                stream = await self._stream_info() if error.code == STREAM_EXISTS else None
+                stream = await find_stream(self._client, self._stream) if error.code == STREAM_EXISTS else None
                 if stream is None:
                     raise
         config = stream["config"]
@@ -171,14 +181,6 @@ class Table:
         ):
             raise Lost(f"the stream {self._stream} was not created by Tidings; delete it, or use another prefix")
         return stream
-
-    async def _stream_info(self) -> dict[str, Any] | None:
-        try:
-            return await request_json(self._client, f"STREAM.INFO.{self._stream}")
-        except Refused as error:
-            if error.code == STREAM_NOT_FOUND:
-                return None
-            raise
 
     def _stream_config(self) -> dict[str, Any]:
         return {

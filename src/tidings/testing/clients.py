@@ -17,7 +17,7 @@ import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import httpx2
 import mcp_types as types
@@ -377,6 +377,10 @@ async def connect(
     the URL of a server that runs already. Over "http", a server is served on a free port of this machine, in the event
     loop of the test. Over "memory", the clients are connected without HTTP.
     """
+    if unknown := {*eras} - {*get_args(Era)}:
+        raise TidingsError(f"{unknown.pop()!r} is no era; give some of {', '.join(get_args(Era))}")
+    if over not in ("http", "memory"):
+        raise TidingsError(f"the clients can be connected over 'http' or 'memory', not over {over!r}")
     live = target if hasattr(getattr(target, "resources", None), "updated") else None
     opened: asyncio.Future[LiveClients] = asyncio.get_running_loop().create_future()
     ended = asyncio.Event()
