@@ -525,6 +525,21 @@ async def test_a_server_that_announces_changes_and_refuses_to_listen_is_polled()
         await mirror.wait_for("new")
 
 
+async def test_a_server_that_never_acknowledges_a_listen_stream_is_polled() -> None:
+    """As it looks behind a proxy that buffers events."""
+
+    async def hold(ctx: Any, params: Any) -> Any:
+        await asyncio.Event().wait()
+
+    server = ScriptedServer()
+    server.server.add_request_handler("subscriptions/listen", types.SubscriptionsListenRequestParams, hold)
+    timing = replace(QUICK, acknowledgement=0.01)
+    async with asyncio.timeout(DEADLINE), Mirror(server.server, timing=timing) as mirror:
+        assert mirror.status.state == "polling"
+        server.lists["tools"]["new"] = ""
+        await mirror.wait_for("new")
+
+
 async def test_ttl_is_the_time_between_two_polls() -> None:
     server, timing = ScriptedServer(listens=False, ttl=120), Impatient(min_interval=0)
     async with asyncio.timeout(DEADLINE), Mirror(server.server, timing=timing):

@@ -7,6 +7,7 @@ client asks for notifications, and whether the server can send them at the momen
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
@@ -28,6 +29,8 @@ from tidings.core.model import Feature
 from tidings.errors import TidingsError
 
 __all__ = ["Connection", "DeletedParams", "Fetched", "connect"]
+
+_log = logging.getLogger(__name__)
 
 _LISTS: Mapping[Feature, Mapping[ListName, tuple[str, str]]] = {
     Feature.TOOLS: {"tools": ("list_tools", "tools")},
@@ -181,8 +184,13 @@ class Connection:
         acknowledged: asyncio.Future[types.SubscriptionFilter] = asyncio.get_running_loop().create_future()
         listening = self.start(self._read_stream(acknowledged, announced, uris))
         try:
-            async with asyncio.timeout(self._timing.answer):
+            async with asyncio.timeout(self._timing.acknowledgement):
                 granted = await acknowledged
+        except TimeoutError:
+            listening.cancel()
+            reason = f"it did not acknowledge the stream within {self._timing.acknowledgement:g} s"
+            _log.warning("%s; its lists are polled. Does a proxy buffer its events?", reason)
+            return dict.fromkeys(uris, reason)
         except MCPError as error:
             _raise_if_closed(error)
             # The server refuses the URIs, or has no listen streams.
