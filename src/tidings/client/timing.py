@@ -16,7 +16,7 @@ class Timing:
     answer: float = 30.0
     """For one list, with all its pages. A server that starts a script for each list needs more than a few."""
     acknowledgement: float = 10.0
-    """For a listen stream. A proxy that buffers events never passes the acknowledgement on: the lists are polled then."""
+    """For a listen stream. Without it, the lists are polled: a proxy that buffers events never passes it on."""
     min_interval: float = 0.1
     """Between two requests for a list: users do not notice it, and a storm of notifications costs two requests."""
     first_poll: float = 5.0
