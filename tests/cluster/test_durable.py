@@ -7,12 +7,14 @@ import itertools
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import httpx2
 import pytest
 from mcp.server.mcpserver import MCPServer
 
+from tests.conftest import SEED
 from tests.support.hooks import nothing
 from tests.support.receiver import Receiver, receiving, verify
 from tests.support.uvicorn_server import address_of, run_uvicorn
@@ -440,6 +442,66 @@ class CountingBackend(MemoryBackend):
     async def write(self, writes: Any) -> list[int | None]:
         self.durable_writes += sum(isinstance(each, Write) and each.key.startswith("durable/") for each in writes)
         return await super().write(writes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(4))
+async def test_after_random_faults_each_webhook_is_delivered_once_by_one_replica(number: int) -> None:
+    """Replicas lose the table, leave and join, and the table is lost, while webhooks are put and removed."""
+    random = Random(f"{SEED} {number}")
+    table = MemoryTable()
+    backends: dict[Live, MemoryBackend] = {}
+    async with receiving() as receiver, AsyncExitStack() as stack:
+
+        async def join() -> None:
+            backend = table.backend()
+            backends[await stack.enter_async_context(replica(backend))] = backend
+
+        for _ in range(3):
+            await join()
+        for step in range(80):
+            live = random.choice(list(backends))
+            name = random.choice("ab")
+            action = random.randrange(12)
+            if action < 2:
+                live.webhooks.put(name, f"{receiver.url}&name={name}&{step}", uris=["board://*"])
+            elif action == 2:
+                live.webhooks.remove(name)
+            elif action == 3:
+                backends[live].disconnect()
+            elif action == 4:
+                backends[live].reconnect()
+            elif action == 5 and random.random() < 0.3:
+                table.clear()
+            elif action == 6 and random.random() < 0.3:
+                del backends[live]
+                await leave(live)
+                await join()
+            else:
+                live.resources.updated(f"board://{random.randrange(3)}")
+            await asyncio.sleep(random.choice([0, 0.01, 0.1]))
+        lives = list(backends)
+        for backend in backends.values():
+            backend.reconnect()
+        lives[0].webhooks.put("a", receiver.url, uris=["board://*"])
+        await until(lambda: all(is_member(live) for live in lives))
+        await until(lambda: all(len(live.replica.state.replicas) == len(lives) for live in lives))  # type: ignore[union-attr]
+
+        def is_settled() -> bool:
+            keys = {tuple(record.key for record in live.durables.all()) for live in lives}
+            return len(keys) == 1 and all(
+                len(deliverers(lives, key)) == 1
+                and all(live.durables.get(key) == lives[0].durables.get(key) for live in lives)
+                for key in next(iter(keys))
+            )
+
+        await until(is_settled)
+        lives[1].resources.updated("board://last")
+        expected = len(lives[0].durables)
+        told = 0
+        while told < expected:
+            told += b"board://last" in (await receiver.next()).body
+        assert receiver.came.empty()
 
 
 # A real NATS server
