@@ -206,7 +206,7 @@ async def test_newer_connection_on_another_replica_has_the_name(join: Join, http
 
 
 async def test_client_of_a_lost_replica_misses_nothing(http: httpx2.AsyncClient) -> None:
-    """The client read a version that its replica could not write, and which was undone. So it must refetch."""
+    """The client has read a change that its replica could not write, and which was undone. So it must refetch."""
     table = MemoryTable()
     backend = MemoryBackend(table)
     async with AsyncExitStack() as stack:
@@ -219,7 +219,8 @@ async def test_client_of_a_lost_replica_misses_nothing(http: httpx2.AsyncClient)
             assert await next_change(stream) == ("tools/list_changed", ["added deploy"], True)
             backend.disconnect()
         there.tools.remove("deploy")
-        await until_listed([there])
+        add(there, "test")
+        await until_listed([there], "test")
         async with other.listen(1, TOOLS, NAMED) as stream:
             assert not (await acknowledgement(stream))[DURABLE_KEY]["isNew"]
             assert await next_change(stream) == ("tools/list_changed", [], False)
@@ -245,6 +246,27 @@ async def test_deletion_is_notified_on_all_replicas_and_to_clients_with_older_cu
             async with wire.listen(1, TOOLS, {RESUME_KEY: cursor}) as stream:
                 await acknowledgement(stream)
                 assert await next_change(stream) == ("resources/updated", ["deleted board://sprint"], True)
+
+
+async def test_subscription_expires_whose_client_was_connected_to_a_lost_replica(
+    http: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tidings.cluster.shared_durables._CLIENT_TIME", 0.0)
+    table = MemoryTable()
+    backend = table.backend()
+    async with AsyncExitStack() as stack:
+        here, there = await stack.enter_async_context(replicas(iter([backend, table.backend()]).__next__, 2))
+        wire = await stack.enter_async_context(serving(here, http))
+        meta = {DURABLE_KEY: {"name": "laptop", "ttl": 0.5}}
+        stream = await stack.enter_async_context(wire.listen(1, TOOLS, meta))
+        await acknowledgement(stream)
+        await until(lambda: there.durables.is_connected(LAPTOP))
+        backend.disconnect()
+        await until(lambda: there.durables.get(LAPTOP) is None)
+        assert here.durables.is_connected(LAPTOP)
+        backend.reconnect()  # it was only unreachable
+        assert "result" in await stream.message()
+        assert here.durables.get(LAPTOP) is None
 
 
 # Webhooks
@@ -331,9 +353,9 @@ async def test_unreachable_deliverer_stops_and_another_one_takes_over() -> None:
         await until_equal(lives)
         backend = backends[lives.index(deliverer)]
         backend.disconnect()
-        await until(lambda: not deliverers([deliverer]))
         add(other, "a")
         assert await next_summary(receiver) == "tools.list_changed added a"
+        assert deliverers(lives) == [other]
         backend.reconnect()
         await until(lambda: is_member(deliverer) and is_member(other))
         add(deliverer, "b")
