@@ -19,7 +19,7 @@ from tests.support.hooks import nothing
 from tests.support.receiver import Receiver, receiving, verify
 from tests.support.uvicorn_server import address_of, run_uvicorn
 from tests.support.waiting import DEADLINE, until
-from tests.support.wire_clients import Stream, Wire
+from tests.support.wire_clients import LegacyWire, Stream, Wire
 from tidings import Feature, Live, Policy, Version
 from tidings.cluster import MemoryBackend, Nats
 from tidings.cluster.backend import Backend, Write
@@ -35,6 +35,7 @@ Join = Callable[[], Backend]
 NUMBERS = itertools.count()
 HOOK = (SERVER, "hook")
 LAPTOP = (None, "laptop")
+NONE = DurableSubscription(name="none")
 NAMED = {DURABLE_KEY: {"name": "laptop"}}
 
 
@@ -187,6 +188,24 @@ async def test_subscription_of_a_client_continues_on_another_replica(join: Join,
             assert await next_change(stream) == ("tools/list_changed", ["added last"], True)
 
 
+async def test_legacy_session_continues_on_another_replica_with_its_uris(http: httpx2.AsyncClient) -> None:
+    async with AsyncExitStack() as stack:
+        here, there = await stack.enter_async_context(replicas(MemoryTable().backend, 2))
+        one, other = [await stack.enter_async_context(serving(live, http)) for live in (here, there)]
+        session = LegacyWire(one.url, http)
+        assert (await session.shake_hands(NAMED))["_meta"][DURABLE_KEY]["isNew"]
+        await session.post("resources/subscribe", uri="board://sprint")
+        await until(lambda: (there.durables.get(LAPTOP) or NONE).uris == ("board://sprint",))
+        await session.end()
+        await until(lambda: not there.durables.is_connected(LAPTOP))
+        here.resources.updated("board://sprint")
+        await until(lambda: there.catalog.version("board://sprint").digest)
+        session = LegacyWire(other.url, http)
+        assert not (await session.shake_hands(NAMED))["_meta"][DURABLE_KEY]["isNew"]
+        async with session.stream() as stream:
+            assert await next_change(stream) == ("resources/updated", ["updated board://sprint"], True)
+
+
 async def test_newer_connection_on_another_replica_has_the_name(join: Join, http: httpx2.AsyncClient) -> None:
     async with AsyncExitStack() as stack:
         here, there = await stack.enter_async_context(replicas(join, 2))
@@ -311,9 +330,6 @@ async def test_webhook_is_changed_and_removed_on_any_replica(join: Join) -> None
         assert one.webhooks.remove("hook")
         await until(lambda: not any(live.durables.get(HOOK) for live in lives))
         assert not deliverers(lives)
-
-
-NONE = DurableSubscription(name="none")
 
 
 def is_dead(live: Live) -> bool:

@@ -13,9 +13,11 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -34,6 +36,12 @@ KIND = "durable/"
 
 _BATCH_DELAY = 0.05
 """Seconds between two batches: many changes are few requests."""
+
+_BATCH_SIZE = 200
+"""Subscriptions that are encoded without a pause: a few milliseconds."""
+
+_LOCK_PAUSE = 0.0005
+"""Seconds for which the catalog's lock is free between two slices of durable subscriptions."""
 
 _PROGRESS_DELAY = 1.0
 """Seconds until told versions are written: a busy webhook is written once in this time. What was delivered since then
@@ -110,6 +118,9 @@ class SharedDurables:
         self._deferred: list[Entry] | None = None
         """The entries that came during a write of this replica, of which the order is not known yet."""
         self._has_work = asyncio.Event()
+        self._is_woken = False
+        """Whether `_has_work` is set, or will be soon."""
+        self._pause = partial(threading.Event().wait, _LOCK_PAUSE)
         durables.sharing = self
         durables.on_unsaved(self._wake, delay=_PROGRESS_DELAY)
 
@@ -132,7 +143,9 @@ class SharedDurables:
         return seen.holder if seen is not None else self._lost.get(key)
 
     def _wake(self) -> bool:
-        self._bridge.call_soon(self._has_work.set)
+        if not self._is_woken:  # once, because a change may be delivered to thousands of clients
+            self._is_woken = True
+            self._bridge.call_soon(self._has_work.set)
         return True
 
     # Writing, on the event loop
@@ -145,10 +158,13 @@ class SharedDurables:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_PROGRESS_DELAY if self._durables.has_unsaved else None):
                     await self._has_work.wait()
+            self._is_woken = False
             self._has_work.clear()
             delay = _BATCH_DELAY
             if self._is_reachable:
                 try:
+                    # In a thread, because thousands of clients may be connected.
+                    await asyncio.to_thread(self._durables.collect_unsaved, self._pause)
                     await self.write()
                 except Unavailable as error:
                     logger.debug("durable subscriptions could not be written: %s", error)
@@ -159,8 +175,14 @@ class SharedDurables:
     async def write(self) -> None:
         """Write what is due. Raise `Unavailable` if that is not certain."""
         with self._lock:
-            due = dict.fromkeys([*self._durables.collect_unsaved(), *self._changed])
-            pending = [each for key in due if (each := self._make_write(key)) is not None]
+            due = list(dict.fromkeys([*self._durables.collect_unsaved(), *self._changed]))
+        for start in range(0, len(due), _BATCH_SIZE):
+            await self._write_batch(due[start : start + _BATCH_SIZE])
+        self._durables.confirm_written()
+
+    async def _write_batch(self, keys: Sequence[Key]) -> None:
+        with self._lock:
+            pending = [each for key in keys if (each := self._make_write(key)) is not None]
         loads = self._loads
         self._deferred = []
         try:
@@ -173,7 +195,6 @@ class SharedDurables:
             deferred, self._deferred = self._deferred, None
             for entry in deferred:
                 self.apply(entry)
-        self._durables.confirm_written()
 
     def _make_write(self, key: Key) -> _Pending | None:
         """Return the write of a subscription as it is now; None if the table has it."""
