@@ -474,6 +474,20 @@ async def test_busy_webhook_is_written_at_most_once_per_second() -> None:
         assert backend.durable_writes <= 2 + (live.catalog.now() - start)
 
 
+async def test_subscription_that_is_too_large_for_the_table_does_not_delay_others(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    table = MemoryTable(max_size=2000)
+    async with receiving() as receiver, replicas(table.backend, 2) as (here, there):
+        uris = [f"board://{number}/{'x' * 100}" for number in range(20)]
+        here.durables.put(DurableSubscription(name="laptop", uris=tuple(uris), ttl=60.0))
+        here.webhooks.put("hook", receiver.url, "tools")
+        await until(lambda: there.durables.get(HOOK))
+        await until_delivered_by_one([here, there])
+        assert there.durables.get(LAPTOP) is None
+        assert "other replicas will not have a durable subscription: durable/" in caplog.text
+
+
 class CountingBackend(MemoryBackend):
     durable_writes = 0
 
