@@ -199,7 +199,9 @@ class Live:
     def _join(self, backend: Backend) -> Replica:
         from tidings.cluster.replica import Replica
 
-        replica = Replica(backend, self.lowlevel, self.own_catalog, self.hub, self.bridge, self.list_reader)
+        replica = Replica(
+            backend, self.lowlevel, self.own_catalog, self.hub, self.durables, self.bridge, self.list_reader
+        )
         self.subscriptions.catch_up = replica.catch_up
         self.metrics.count_replicas = replica.count_reachable
         return replica

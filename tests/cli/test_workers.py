@@ -8,7 +8,9 @@ import os
 import re
 import signal
 import sys
+import time
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 
 import httpx2
@@ -23,10 +25,12 @@ from tests.support.command import (
     Notifications,
     line_with,
     replace_file,
+    run_command,
     serving,
     start_command,
     tidings,
 )
+from tests.support.receiver import receiving, verify
 from tests.support.waiting import DEADLINE, is_served, until
 from tests.support.wire_clients import LegacyWire, Stream, Wire, read_answer
 
@@ -177,6 +181,73 @@ async def test_killed_worker_starts_again_and_its_sessions_are_unknown(
 async def read_all(stream: Stream) -> None:
     while True:
         await stream.message()
+
+
+@pytest.mark.slow
+async def test_webhook_is_managed_through_any_worker_and_survives_the_one_that_delivers_it(
+    pids_board: Path, http: httpx2.AsyncClient
+) -> None:
+    with (pids_board / "tidings.toml").open("a") as settings:
+        settings.write("\n[policy]\nwebhook_private = true\nwebhook_backoff = 0.05\n")
+    http.headers["Authorization"] = f"Bearer {TOKEN}"
+    async with (
+        receiving() as receiver,
+        serving(pids_board, "--workers", 3, "--quiet", "--json", env={"TIDINGS_AUTH_TOKEN": TOKEN}) as server,
+    ):
+        command = ["subscriptions", server.url]
+        add = [*command, "add", "hook", "--webhook", receiver.url, "--feature", "tools", "--json"]
+        added = (await run_command(*add, token=TOKEN)).json_lines()
+        secret = added[-1]["secret"]
+        for _ in range(4):  # each command may reach another worker
+            (listed,) = (await run_command(*command, "--json", token=TOKEN)).json_lines()
+            assert (listed["name"], listed["webhook"]["state"]) == ("hook", "active")
+        replace_file(pids_board / "tools" / "first.py", HELLO.replace("hello", "first"))
+        delivery = await receiver.next()
+        assert delivery.summary == "tools.list_changed added first"
+        verify(delivery, secret, now=time.time())
+        await until_known_by_all(Wire(server.url, http))
+        # The receiver does not answer, so the delivery is in progress when its worker is killed.
+        receiver.gate.clear()
+        replace_file(pids_board / "tools" / "hello.py", HELLO)
+        delivery = await receiver.next()
+        workers, parent = await find_workers(server.url, http, 3)
+        (deliverer,) = [worker for worker in workers if has_connection(worker, receiver.port)]
+        os.kill(deliverer, signal.SIGKILL)
+        repeated = await receiver.next()
+        assert (repeated.id, repeated.summary) == (delivery.id, "tools.list_changed added hello")
+        assert receiver.came.empty()
+        await until(lambda: deliverer not in children_of(parent))
+        (successor,) = [worker for worker in children_of(parent) if has_connection(worker, receiver.port)]
+        assert successor in workers
+        receiver.gate.set()
+        (pids_board / "tools" / "hello.py").unlink()
+        assert (await receiver.next()).summary == "tools.list_changed removed hello"
+        assert receiver.came.empty()
+        removed = await run_command(*command, "remove", "hook", token=TOKEN)
+        assert removed == (0, "", "Removed hook.\n")
+        for _ in range(2):
+            assert (await run_command(*command, "--json", token=TOKEN)).json_lines() == []
+        await server.stop()
+
+
+async def until_known_by_all(wire: Wire) -> None:
+    """Wait until all workers know that the webhook was delivered: many answers in a row say so."""
+    in_a_row = 0
+    while in_a_row < 20:
+        answer = read_answer((await wire.post("dev.tidings/subscriptions/list")).text)
+        (subscription,) = answer["result"]["subscriptions"]
+        in_a_row = in_a_row + 1 if "lastSuccess" in subscription["webhook"] else 0
+
+
+def has_connection(process: int, port: int) -> bool:
+    """Return whether a process has a connection to a local port."""
+    connections = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    sockets = {f"socket:[{each[9]}]" for each in connections if each[2].endswith(f":{port:04X}") and each[3] == "01"}
+    found = set()
+    for path in Path(f"/proc/{process}/fd").glob("*"):
+        with suppress(FileNotFoundError):
+            found.add(str(path.readlink()))
+    return not found.isdisjoint(sockets)
 
 
 async def test_no_process_survives_a_killed_parent(pids_board: Path, http: httpx2.AsyncClient) -> None:

@@ -125,6 +125,39 @@ async def test_a_replica_that_joins_during_writes_misses_none(join: Join) -> Non
                     assert b.seen == sorted(set(b.seen))
 
 
+async def test_a_write_that_expects_another_entry_is_not_stored(join: Join) -> None:
+    async with join("a") as a, join("b") as b:
+        first, other = await a.write(("x", b"1"), ("y", b""))
+        assert first is not None
+        assert other is not None
+        (second,) = await b.write(Write("x", b"2", expected=first))
+        assert second is not None
+        # Neither a write nor a deletion may replace the new entry, and the writes beside them are stored.
+        orders = await a.write(
+            Write("x", b"3", expected=first), Write("x", None, expected=first), Write("y", b"3", expected=other)
+        )
+        assert orders[:2] == [None, None]
+        await b.until({"x": b"2", "y": b"3"})
+        assert [entry.order for entry in b.applied if entry.key == "x"] == [first, second]
+        assert b.applied[-1].order == orders[2]
+
+        await a.write(("x", None))
+        assert await b.write(Write("x", b"4", expected=second), Write("new", b"", expected=second)) == [None, None]
+        await b.until({"y": b"3"})
+        results = await asyncio.gather(
+            *(one.write(Write("y", one.name.encode(), expected=orders[2])) for one in (a, b) for _ in range(5))
+        )
+        assert [order for (order,) in results].count(None) == 9
+
+
+async def test_an_expected_entry_of_a_table_that_was_lost_is_not_found() -> None:
+    table = MemoryTable()
+    async with replica(table.backend(), "s", "a") as a:
+        (order,) = await a.write(("x", b"1"))
+        table.clear()
+        assert await a.write(Write("x", b"2", expected=order)) == [None]
+
+
 ODD_KEYS = [
     "tool/a b",
     "resource/https://example.com/päth?q=1&x=%20#ü",

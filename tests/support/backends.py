@@ -62,8 +62,8 @@ class Replica:
                 self.cancelled += 1
         return self.name.encode() + b" got " + request
 
-    async def write(self, *writes: tuple[str, bytes | None] | Write) -> None:
-        await self.backend.write([write if isinstance(write, Write) else Write(*write) for write in writes])
+    async def write(self, *writes: tuple[str, bytes | None] | Write) -> list[int | None]:
+        return await self.backend.write([write if isinstance(write, Write) else Write(*write) for write in writes])
 
     async def until(self, table: dict[str, bytes]) -> None:
         """Wait until the watcher has exactly this table."""

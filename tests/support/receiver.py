@@ -53,6 +53,7 @@ class Receiver:
     """`answer` returns the status and headers of a response; responses wait until `gate` is set."""
 
     url: str = ""
+    port: int = 0
     came: asyncio.Queue[Delivery] = field(default_factory=asyncio.Queue)
     answer: Callable[[Delivery], tuple[int, dict[str, str]]] = lambda delivery: (204, {})
     gate: asyncio.Event = field(default_factory=asyncio.Event)
@@ -109,8 +110,8 @@ async def receiving(
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(certificate)
     server = await asyncio.start_server(receiver.serve, "127.0.0.1", 0, ssl=context)
-    port = server.sockets[0].getsockname()[1]
-    receiver.url = f"{'https' if certificate else 'http'}://{host}:{port}{path}"
+    receiver.port = server.sockets[0].getsockname()[1]
+    receiver.url = f"{'https' if certificate else 'http'}://{host}:{receiver.port}{path}"
     try:
         yield receiver
     finally:

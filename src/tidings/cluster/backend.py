@@ -53,6 +53,8 @@ class Write(NamedTuple):
     """None to delete the key."""
     ttl: float | None = None
     """Seconds, at least 1, after which the backend deletes the key unless it is written again."""
+    expected: int | None = None
+    """The order of the entry that this write replaces. If the key has another entry, or none, nothing is written."""
 
 
 class Entry(NamedTuple):
@@ -94,8 +96,9 @@ class Backend(Protocol):
 
         It retries forever with back-off while the backend cannot be reached. On cancellation it disconnects."""
 
-    async def write(self, writes: Sequence[Write]) -> None:
-        """Write in the given order, and return when all are stored. Raise `Unavailable` if that is not certain."""
+    async def write(self, writes: Sequence[Write]) -> list[int | None]:
+        """Write in the given order. Return the order of each entry when all are stored; None for a write that did not
+        find the `expected` entry. Raise `Unavailable` if it is not certain that all are stored."""
 
     # The timeout is a parameter because the handler on the other replica gets it too.
     async def call(self, replica: str, request: bytes, on_progress: OnProgress, timeout: float) -> bytes:  # noqa: ASYNC109

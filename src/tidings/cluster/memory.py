@@ -74,11 +74,17 @@ class MemoryTable:
         entries = sorted(self._entries.values(), key=lambda entry: entry.order)
         connection.deliver(_Snapshot(self._epoch, entries, self._order))
 
-    def _write(self, writes: Sequence[Write]) -> None:
+    def _write(self, writes: Sequence[Write]) -> list[int | None]:
+        orders: list[int | None] = []
         with self._lock:
             self._expire()
-            for key, value, ttl in writes:
+            for key, value, ttl, expected in writes:
+                present = self._entries.get(key)
+                if expected is not None and (present is None or present.order != expected):
+                    orders.append(None)
+                    continue
                 self._order += 1
+                orders.append(self._order)
                 entry = Entry(key, value, self._order)
                 self._entries.pop(key, None)
                 self._expiry.pop(key, None)
@@ -88,6 +94,7 @@ class MemoryTable:
                         self._expiry[key] = time.monotonic() + ttl
                 for connection in self._connected.values():
                     connection.deliver(entry)
+        return orders
 
     def _expire(self) -> float | None:
         """Delete the expired keys. Return the seconds until the next one expires."""
@@ -184,14 +191,14 @@ class MemoryBackend:
             connection.cancel_calls()
             await asyncio.gather(*connection.calls, return_exceptions=True)
 
-    async def write(self, writes: Sequence[Write]) -> None:
+    async def write(self, writes: Sequence[Write]) -> list[int | None]:
         if self._connection is None or not self._reachable:
             raise Unavailable("the backend in memory is disconnected")
-        for key, value, _ in writes:
+        for key, value, *_ in writes:
             if value is not None and len(value) > self.table.max_size:
                 raise TooLarge(f"{key} has {len(value):,} bytes, more than the {self.table.max_size:,} of the table")
         await asyncio.sleep(0)  # as every other backend, let other tasks run
-        self.table._write(writes)
+        return self.table._write(writes)
 
     async def call(self, replica: str, request: bytes, on_progress: OnProgress, timeout: float) -> bytes:  # noqa: ASYNC109 – as in the protocol
         target = self.table._find(replica)

@@ -75,10 +75,10 @@ class Nats:
             await asyncio.sleep(delay * random.uniform(0.5, 1))  # not all replicas at once
             delay = min(delay * 2, LONGEST_DELAY)
 
-    async def write(self, writes: Sequence[Write]) -> None:
+    async def write(self, writes: Sequence[Write]) -> list[int | None]:
         if self._table is None:
             raise Unavailable(self._reason)
-        await self._table.write(writes)
+        return await self._table.write(writes)
 
     async def call(self, replica: str, request: bytes, on_progress: OnProgress, timeout: float) -> bytes:  # noqa: ASYNC109 – as in the protocol
         if self._calls is None:

@@ -35,6 +35,8 @@ WRITES_IN_FLIGHT = 500
 
 STREAM_NOT_FOUND = 10059
 STREAM_EXISTS = 10058  # with another configuration
+WRONG_LAST_SEQUENCE = 10071
+_NO_SEQUENCE = 1 << 62
 
 
 class _Message(NamedTuple):
@@ -54,6 +56,12 @@ async def find_stream(client: Client, name: str) -> dict[str, Any] | None:
         raise
 
 
+class _Ack(NamedTuple):
+    sequence: int | None = None
+    """That of the stored message; None if the write did not find the expected entry."""
+    problem: str | None = None
+
+
 class Table:
     """Read and write the bucket over one connection, until that is lost. Then it is of no more use."""
 
@@ -70,13 +78,15 @@ class Table:
         """Those of earlier connections that could not be deleted."""
         self._consumer: str | None = None
         self._lock = asyncio.Lock()
-        self._acks: dict[str, asyncio.Future[str | None]] = {}
+        self._acks: dict[str, asyncio.Future[_Ack]] = {}
         self._count = 0
         self._long_keys: dict[str, str] = {}
         """By subject, because the marker of an expired key has no header of ours."""
         self._queue: deque[Msg] = deque()
         self._received = asyncio.Event()
         self._broken: str | None = None
+        self._start = 0
+        """The order of an entry is this plus its sequence in the stream."""
 
     async def watch(self, watcher: Watcher, on_load: Callable[[], None]) -> None:
         """Load the table into the watcher, then apply the writes. Raise `Lost` if one may be missed.
@@ -86,7 +96,7 @@ class Table:
         await self._client.subscribe(f"{self._inbox}.ack.*", cb=self._acknowledge)
         stream = await self._open_stream()
         created: str = stream["created"]
-        start = int(datetime.fromisoformat(created[:26].rstrip("Z") + "+00:00").timestamp() * 1000)
+        start = self._start = int(datetime.fromisoformat(created[:26].rstrip("Z") + "+00:00").timestamp() * 1000)
         last: int = stream["state"]["last_seq"]
         pending = await self._create_consumer()
         for name in list(self._old_consumers):
@@ -130,28 +140,30 @@ class Table:
             if entries:
                 watcher.apply(entries)
 
-    async def write(self, writes: Sequence[Write]) -> None:
+    async def write(self, writes: Sequence[Write]) -> list[int | None]:
         messages = [self._encode(write) for write in writes]
-        acks: list[asyncio.Future[str | None]] = []
+        acks: list[asyncio.Future[_Ack]] = []
+        sequences: list[int | None] = []
         try:
             async with asyncio.timeout(ACK_TIMEOUT * (1 + len(messages) // WRITES_IN_FLIGHT)):
                 async with self._lock:  # so that two calls are stored in the order in which they were made
                     for index, message in enumerate(messages):
                         if index and index % WRITES_IN_FLIGHT == 0:
-                            await self._confirm(acks)
+                            sequences += await self._confirm(acks)
                         acks.append(await self._publish(message))
-                await self._confirm(acks)
+                sequences += await self._confirm(acks)
         except TimeoutError:
             raise Unavailable(f"NATS did not acknowledge a write within {ACK_TIMEOUT:g} s") from None
         except NatsError as error:
             raise Unavailable(f"a write was not sent to NATS: {error}") from error
+        return [None if sequence is None else self._start + sequence for sequence in sequences]
 
     def close(self, reason: str) -> None:
         """Fail the writes that wait. The next connection deletes the consumer."""
         self._broken = reason
         for ack in self._acks.values():
             if not ack.done():
-                ack.set_result(reason)
+                ack.set_result(_Ack(problem=reason))
         if self._consumer is not None:
             self._old_consumers.add(self._consumer)
 
@@ -297,6 +309,10 @@ class Table:
             headers["Nats-TTL"] = f"{MARKER_TTL}s"
         elif write.ttl is not None:
             headers["Nats-TTL"] = f"{max(math.ceil(write.ttl), 1)}s"
+        if write.expected is not None:
+            sequence = write.expected - self._start
+            # An order of a stream that was lost is no sequence of this one. 0 would mean that the key must not exist.
+            headers["Nats-Expected-Last-Subject-Sequence"] = str(sequence if sequence > 0 else _NO_SEQUENCE)
         value = write.value or b""
         size = len(value) + sum(len(name) + len(text) + 4 for name, text in headers.items()) + 12
         if size > self._client.max_payload:
@@ -306,7 +322,7 @@ class Table:
             )
         return _Message(write.key, self._subject + encoded, value, headers or None)
 
-    async def _publish(self, message: _Message) -> asyncio.Future[str | None]:
+    async def _publish(self, message: _Message) -> asyncio.Future[_Ack]:
         if self._broken is not None:
             raise Unavailable(self._broken)
         self._count += 1
@@ -316,21 +332,29 @@ class Table:
         await self._client.publish(message.subject, message.value, reply, message.headers)
         return ack
 
-    async def _confirm(self, acks: list[asyncio.Future[str | None]]) -> None:
-        for problem in await asyncio.gather(*acks):
-            if problem is not None:
-                raise Unavailable(problem)
+    async def _confirm(self, acks: list[asyncio.Future[_Ack]]) -> list[int | None]:
+        results = await asyncio.gather(*acks)
         acks.clear()
+        for result in results:
+            if result.problem is not None:
+                raise Unavailable(result.problem)
+        return [result.sequence for result in results]
 
     async def _acknowledge(self, message: Msg) -> None:
         ack = self._acks.get(message.subject)
         if ack is None or ack.done():
             return
         if message.headers and "Status" in message.headers:
-            ack.set_result("the stream of the table does not exist, or JetStream is not available")
+            ack.set_result(_Ack(problem="the stream of the table does not exist, or JetStream is not available"))
             return
-        problem = json.loads(message.data).get("error")
-        ack.set_result(None if problem is None else f"NATS refused a write: {problem.get('description')}")
+        reply = json.loads(message.data)
+        problem = reply.get("error")
+        if problem is None:
+            ack.set_result(_Ack(reply["seq"]))
+        elif problem.get("err_code") == WRONG_LAST_SEQUENCE:
+            ack.set_result(_Ack())
+        else:
+            ack.set_result(_Ack(problem=f"NATS refused a write: {problem.get('description')}"))
 
 
 def _positions(reply: str) -> tuple[int, int, int]:

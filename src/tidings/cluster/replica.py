@@ -27,6 +27,8 @@ from mcp.server import Server
 from tidings.cluster.backend import Backend, Entry, OnProgress, TooLarge, Unavailable, Write
 from tidings.cluster.calls import handle
 from tidings.cluster.middleware import ClusterMiddleware
+from tidings.cluster.shared_durables import KIND as DURABLE
+from tidings.cluster.shared_durables import SharedDurables
 from tidings.cluster.shared_state import (
     ReplicaInfo,
     SharedState,
@@ -42,6 +44,7 @@ from tidings.core.hub import Hub
 from tidings.core.model import Change, Feature, Version
 from tidings.server.list_reader import ListReader
 from tidings.server.loop_bridge import LoopBridge
+from tidings.store.durable_registry import DurableSubscriptions
 
 __all__ = ["Replica"]
 
@@ -66,7 +69,14 @@ class Replica:
     """The membership of one server in a cluster. The server's name is that of the cluster."""
 
     def __init__(
-        self, backend: Backend, server: Server[Any], own: Catalog, hub: Hub, bridge: LoopBridge, reader: ListReader
+        self,
+        backend: Backend,
+        server: Server[Any],
+        own: Catalog,
+        hub: Hub,
+        durables: DurableSubscriptions,
+        bridge: LoopBridge,
+        reader: ListReader,
     ) -> None:
         self.id = secrets.token_hex(6)
         self._backend = backend
@@ -76,6 +86,7 @@ class Replica:
         self._bridge = bridge
         self._reader = reader
         self.state = SharedState(hub.catalog, self.id)
+        self._durables = SharedDurables(durables, backend, bridge, self.id, lambda: self.state.replicas)
         self.lost_reason: str | None = "it has not been reached yet"
         """Why the table can't be reached; None if it can."""
         self._lock = threading.Lock()
@@ -134,10 +145,18 @@ class Replica:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._write_changes())
                 tasks.create_task(self._renew())
+                tasks.create_task(self._durables.run())
         finally:
+            # A server may be stopped twice: the second time must not interrupt this.
+            await asyncio.shield(self._leave(connection))
+
+    async def _leave(self, connection: asyncio.Task[None]) -> None:
+        try:
             with suppress(Unavailable, TimeoutError):
                 async with asyncio.timeout(_LEAVE_TIMEOUT):
+                    await self._durables.write()
                     await self._backend.write([leave_write(self.id)])
+        finally:
             connection.cancel()
             await asyncio.gather(connection, return_exceptions=True)
             self.is_running = False
@@ -187,6 +206,7 @@ class Replica:
             if self._is_joined and self.lost_reason is None:
                 with suppress(Unavailable):
                     await self._backend.write([replica_write(self.id, self._describe(), _LEASE), *self._clean_up()])
+                    self._durables.check_holders()
 
     def _clean_up(self) -> list[Write]:
         """Return the removals of the items of replicas that are gone for long. One replica does that for all."""
@@ -236,6 +256,7 @@ class Replica:
                 write = content_write(uri, version.digest)
                 self._writes.setdefault(write.key, write)
         self.state.load(entries, order, pending)
+        self._durables.load(entries, is_new_table=is_new_table)
         self._is_joined = self.id in self.state.replicas
         self._after_apply(entries)
         self._write_all()
@@ -243,12 +264,19 @@ class Replica:
     def apply(self, entries: Sequence[Entry]) -> None:
         if self.lost_reason is not None:
             self._set_reachable()
+            self._durables.resume()
             self._has_work.set()
+        has_left = False
         for entry in entries:
             self.state.apply(entry)
+            if entry.key.startswith(DURABLE):
+                self._durables.apply(entry)
+            has_left |= entry.key.startswith("replica/") and entry.value is None
             if entry.key == f"replica/{self.id}" and entry.value is None:
                 self._is_joined = False  # expired: this process was paused, or could not write
                 self._write_all()
+        if has_left:
+            self._durables.check_holders()
         self._after_apply(entries)
 
     def lose(self, reason: str) -> None:
@@ -257,6 +285,7 @@ class Replica:
                 "%s: the cluster can't be reached, serving the last known items: %s", self._server.name, reason
             )
         self.lost_reason = reason
+        self._durables.lose()
         with self._lock:
             pending = list(self._writes.values())
         self._apply_locally(pending)

@@ -47,6 +47,9 @@ class Webhook(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     url: str
     secret: str
     """One secret, or several separated by spaces while one replaces another."""
+    is_secret_new: bool = False
+    """Whether the secret was created with the webhook. If a replica finds that another one has created the webhook
+    before, the older secret counts."""
     scopes: tuple[str, ...] = ()
     """The scopes of its owner's token when it was created. The server calls `authorize` again at every start."""
     attempts: int = 0

@@ -7,6 +7,8 @@ The store's writer collects the records that changed, writes them, and confirms 
 being written is collected again. While a client is connected, its record is not collected with each notification, but
 when the told versions count as received. To write it earlier would not help: after a crash, everything that changed
 since the last write counts as unconfirmed.
+
+In a cluster, each replica has the records of all. A subscription is served by one replica at a time (see `Sharing`).
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import EllipsisType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from msgspec import structs
 
@@ -30,12 +32,26 @@ from tidings.store.durable_connection import DurableConnection
 if TYPE_CHECKING:
     from tidings.core.hub import Hub
 
-__all__ = ["DurableSubscriptions"]
+__all__ = ["DurableSubscriptions", "Sharing"]
 
 logger = logging.getLogger(__name__)
 
 _SLICE = 20_000
 """Topics of subscriptions that are collected without releasing the lock: about a millisecond."""
+
+
+class Sharing(Protocol):
+    """The other replicas of a cluster. A replica serves a subscription if its client is connected there, or if the
+    replica delivers its webhook. All methods are called in any thread, with the lock of the hub."""
+
+    def mark_changed(self, key: Key) -> None:
+        """The subscription was put or removed here, or its client has connected here."""
+
+    def is_here(self, key: Key) -> bool:
+        """Return whether this replica serves a subscription."""
+
+    def is_elsewhere(self, key: Key) -> bool:
+        """Return whether another replica serves a subscription, or did so until it was killed."""
 
 
 class DurableSubscriptions:
@@ -53,7 +69,9 @@ class DurableSubscriptions:
         self._connections: dict[Key, DurableConnection] = {}
         self._listeners: list[Callable[[Key], None]] = []
         self._next_expiry = 0.0
+        self.sharing: Sharing | None = None
         self._wake_writer: Callable[[], bool] | None = None
+        self._save_delay = 0.0
         self._saved: set[Key] = set()
         """The keys of the records that the store has."""
         self._due: dict[Key, float] = {}
@@ -82,8 +100,18 @@ class DurableSubscriptions:
             return self._records.get(key)
 
     def is_connected(self, key: Key) -> bool:
+        """Return whether the client of a subscription is connected, here or to another replica. The receiver of a
+        webhook is connected while deliveries do not fail."""
+        with self._lock:
+            return key in self._connections or (self.sharing is not None and self.sharing.is_elsewhere(key))
+
+    def is_connected_here(self, key: Key) -> bool:
         with self._lock:
             return key in self._connections
+
+    def may_deliver(self, key: Key) -> bool:
+        """Return whether this replica delivers the webhook of a subscription."""
+        return self.sharing is None or self.sharing.is_here(key)
 
     def __len__(self) -> int:
         return len(self._records)
@@ -114,22 +142,31 @@ class DurableSubscriptions:
             self.expire()
             self._check(record)
             previous = self._records.get(record.key)
-            replaced = None
             self._check_size(record, previous)
             if previous is None:
                 self._check_limits(record.owner)
-                record = self._as_of_now(record)
-            else:
-                replaced, previous = self._replaced_connection(previous, record)
-                record = self._continued(previous, record)
-            if replaced is not None and record.expires is None:
-                record = structs.replace(record, expires=self.expiry(record))
-            self._set(record)
-            self._mark_unsaved(record.key)
-            self._notify(record.key)
+            record, replaced = self._put(previous, record)
+            self._mark_changed(record.key)
         if replaced is not None:
             replaced.end()
         return record
+
+    def _put(
+        self, previous: DurableSubscription | None, record: DurableSubscription
+    ) -> tuple[DurableSubscription, DurableConnection | None]:
+        """Set a record with the told versions of the previous one. Return it, and the connection that ends."""
+        replaced = None
+        if previous is None:
+            record = self._as_of_now(record)
+        else:
+            replaced, previous = self._replaced_connection(previous, record)
+            record = self._continued(previous, record)
+        if replaced is not None and record.expires is None:
+            record = structs.replace(record, expires=self.expiry(record))
+        self._set(record)
+        self._mark_unsaved(record.key)
+        self.notify(record.key)
+        return record, replaced
 
     def change(self, key: Key, **fields: Any) -> DurableSubscription | None:
         """Change some fields of an existing subscription."""
@@ -139,7 +176,7 @@ class DurableSubscriptions:
                 return None
             record = structs.replace(record, **fields)
             self._set(record)
-            self._mark_unsaved(key)
+            self._mark_unsaved(key, self._now() + self._save_delay)
             return record
 
     def change_webhook(self, key: Key, webhook: Webhook) -> None:
@@ -160,23 +197,29 @@ class DurableSubscriptions:
     def remove(self, key: Key) -> bool:
         """Remove a subscription and end its connection; return whether it existed."""
         with self._lock:
-            connection = self._connections.pop(key, None)
-            if connection is not None:
-                connection.detach()
-            if (removed := self._records.pop(key, None)) is None:
+            if key not in self._records:
                 return False
-            self._bytes -= _size(removed)
-            self._owned[key[0]] -= 1
-            if key in self._saved:
-                self._mark_unsaved(key)
-            else:
-                # Names that are created and removed while the store is unavailable must not fill the memory.
-                self._due.pop(key, None)
-                self._collected.pop(key, None)
-            self._notify(key)
+            connection = self._drop(key)
+            self._mark_changed(key)
         if connection is not None:
             connection.end()
         return True
+
+    def _drop(self, key: Key) -> DurableConnection | None:
+        """Remove a subscription. Return its connection, which ends."""
+        connection = self._connections.pop(key, None)
+        if connection is not None:
+            connection.detach()
+        self._bytes -= _size(self._records.pop(key))
+        self._owned[key[0]] -= 1
+        if key in self._saved:
+            self._mark_unsaved(key)
+        else:
+            # Names that are created and removed while the store is unavailable must not fill the memory.
+            self._due.pop(key, None)
+            self._collected.pop(key, None)
+        self.notify(key)
+        return connection
 
     def expire(self) -> None:
         """Remove the subscriptions that have expired."""
@@ -186,7 +229,8 @@ class DurableSubscriptions:
         for key, record in list(self._records.items()):
             if record.expires is not None and record.expires <= now:
                 self.hub.observers.expired(record.name)
-                self.remove(key)
+                if (connection := self._drop(key)) is not None:
+                    connection.end()
         ends = [record.expires for record in self._records.values() if record.expires is not None]
         self._next_expiry = min(ends, default=0.0)
 
@@ -235,6 +279,8 @@ class DurableSubscriptions:
                 self._update(replaced)
                 replaced.detach()
                 previous = self._records.get(key)
+            elif previous is not None and self.sharing is not None and self.sharing.is_elsewhere(key):
+                previous = self._interrupted(previous)
             if previous is None:
                 record = self._as_of_now(DurableSubscription(name=name, owner=owner, **fields))
             else:
@@ -242,6 +288,8 @@ class DurableSubscriptions:
             self._set(record)
             connection = self._connections[key] = DurableConnection(self, record, is_new=previous is None, end=end)
             self._mark_unsaved(key)
+            if not self.may_deliver(key):
+                self._mark_changed(key)
         if replaced is not None:
             replaced.end()
         return connection
@@ -251,7 +299,7 @@ class DurableSubscriptions:
         with self._lock:
             if connection.confirms_receipt:
                 self._update(connection)  # now, because the next delivery is not confirmed
-            self._mark_unsaved(connection.key, at)
+            self._mark_unsaved(connection.key, max(at, self._now() + self._save_delay))
 
     def disconnect(self, connection: DurableConnection) -> None:
         """Save the record of a connection whose subscriber is being closed and still has its topics."""
@@ -262,6 +310,7 @@ class DurableSubscriptions:
             record = self._records.get(connection.key)
             if record is not None:
                 self.change(connection.key, expires=self.expiry(record))
+                self._mark_unsaved(connection.key)
 
     def _update(self, connection: DurableConnection) -> None:
         if (record := self._records.get(connection.key)) is not None:
@@ -282,11 +331,74 @@ class DurableSubscriptions:
         connection.detach()
         return self._connections.pop(previous.key), previous
 
-    # For the store's writer, on its own thread
+    # For the other replicas of a cluster
 
-    def on_unsaved(self, wake: Callable[[], bool]) -> None:
-        """Call `wake` when there is something to write. It returns whether it will be written."""
+    def replace(self, key: Key, record: DurableSubscription | None) -> None:
+        """Set a record as another replica has written it, or None if it was removed there. End the connection here."""
+        with self._lock:
+            connection = self._connections.get(key)
+            if record is not None:
+                if connection is not None:
+                    del self._connections[key]
+                    connection.detach()
+                self._set(record)
+                self._saved.add(key)
+            elif key in self._records:
+                connection = self._drop(key)
+                self._saved.discard(key)
+            self._due.pop(key, None)
+            self._collected.pop(key, None)
+        if connection is not None:
+            connection.end()
+
+    def merge(self, record: DurableSubscription) -> None:
+        """Set a record that another replica has put, although the subscription is served here: the told versions are
+        known here."""
+        with self._lock:
+            _, replaced = self._put(self._records.get(record.key), record)
+        if replaced is not None:
+            replaced.end()
+
+    def put_again(self, other: DurableSubscription) -> None:
+        """Repeat a put of this replica after another replica has written its record: the told versions are known
+        there."""
+        with self._lock:
+            record = self._records[other.key]
+            webhook = record.webhook
+            if webhook is not None and webhook.is_secret_new and other.webhook is not None:
+                record = structs.replace(record, webhook=structs.replace(webhook, secret=other.webhook.secret))
+            self.replace(record.key, self._continued(other, record))
+            self._mark_unsaved(record.key)
+            self.notify(record.key)
+
+    def interrupt(self, key: Key) -> None:
+        """Let a subscription expire whose client was connected to a replica that was killed."""
+        with self._lock:
+            if (record := self._records.get(key)) is not None and key not in self._connections:
+                self._set(self._interrupted(record))
+                self._mark_unsaved(key)
+
+    def mark_unsaved(self, key: Key) -> None:
+        """Write a record with the next batch."""
+        with self._lock:
+            self._mark_unsaved(key)
+
+    def notify(self, key: Key) -> None:
+        """Call the listeners: the subscription was put or removed, or another replica serves it from now on."""
+        for listener in self._listeners:
+            listener(key)
+
+    def _mark_changed(self, key: Key) -> None:
+        if self.sharing is not None:
+            self.sharing.mark_changed(key)
+
+    # For the writer of the store, on its own thread, or of a replica
+
+    def on_unsaved(self, wake: Callable[[], bool], *, delay: float = 0.0) -> None:
+        """Call `wake` when there is something to write. It returns whether it will be written. Told versions and the
+        state of webhooks are collected `delay` seconds after they have changed."""
         self._wake_writer = wake
+        self._save_delay = delay
 
     @property
     def has_unsaved(self) -> bool:
@@ -410,10 +522,6 @@ class DurableSubscriptions:
         self._records[record.key] = record
         if record.expires is not None:
             self._next_expiry = min(self._next_expiry or record.expires, record.expires)
-
-    def _notify(self, key: Key) -> None:
-        for listener in self._listeners:
-            listener(key)
 
     def _check(self, record: DurableSubscription) -> None:
         if not 0 < len(record.name) <= MAX_NAME_LENGTH:

@@ -28,7 +28,7 @@ _CHANGES = (
 )
 _FAILURES = (
     *("answering", "delivery", "ending", "hook", "items left out", "reading", "store", "telemetry", "terms", "waking"),
-    "webhook",
+    *("subscriptions left out", "webhook"),
 )
 
 

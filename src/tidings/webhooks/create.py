@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from msgspec import structs
+
 from tidings.core.model import Feature
 from tidings.errors import TidingsError
 from tidings.store.durable import SERVER, DurableSubscription, Webhook
@@ -40,7 +42,10 @@ def put_server_webhook(
 ) -> DurableSubscription:
     """Create or replace a webhook of the server itself. A replaced webhook keeps its told versions."""
     known = durables.get((SERVER, name))
-    webhook = create_webhook(url, secret, known.webhook if known is not None else None, allow_loopback=True)
+    previous = known.webhook if known is not None else None
+    webhook = create_webhook(url, secret, previous, allow_loopback=True)
+    if secret is None and previous is None:
+        webhook = structs.replace(webhook, is_secret_new=True)
     if ttl is not None and not ttl >= 0:  # also rejects NaN
         raise TidingsError(f"the ttl of a webhook is a number of seconds, not {ttl}")
     max_ttl = durables.hub.policy.durable_ttl

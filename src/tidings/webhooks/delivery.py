@@ -134,6 +134,8 @@ class Webhooks:
         durable = self._durables.get(key)
         if not self._is_running or durable is None or durable.webhook is None or durable.webhook.is_dead:
             return
+        if not self._durables.may_deliver(key):
+            return  # another replica delivers it
         try:
             self._check(durable.owner, durable.webhook.url)
         except TidingsError as error:
