@@ -20,7 +20,7 @@ from tests.support.receiver import Receiver, receiving, verify
 from tests.support.uvicorn_server import address_of, run_uvicorn
 from tests.support.waiting import DEADLINE, until
 from tests.support.wire_clients import LegacyWire, Stream, Wire
-from tidings import Feature, Live, Policy, Version
+from tidings import Feature, Live, Policy
 from tidings.cluster import MemoryBackend, Nats
 from tidings.cluster.backend import Backend, Write
 from tidings.cluster.embedded import EmbeddedNats
@@ -113,12 +113,14 @@ async def until_equal(lives: list[Live], key: Key = HOOK) -> DurableSubscription
     return lives[0].durables.get(key)
 
 
-async def until_told(lives: list[Live]) -> None:
-    """Wait until all replicas know that the webhook was told the present list of tools."""
+async def until_told(lives: list[Live], key: Key = HOOK) -> None:
+    """Wait until all replicas know that a subscription was told the present list of tools, and all its contents."""
 
     def is_told(live: Live) -> bool:
-        record = live.durables.get(HOOK)
-        return record is not None and record.lists[Feature.TOOLS] == live.catalog.version(Feature.TOOLS)
+        record = live.durables.get(key)
+        if record is None or None in record.contents.values():
+            return False
+        return record.lists[Feature.TOOLS] == live.catalog.version(Feature.TOOLS)
 
     await until(lambda: all(map(is_told, lives)))
 
@@ -149,12 +151,6 @@ async def next_change(stream: Stream) -> tuple[str, list[str], bool]:
     return message["method"].removeprefix("notifications/"), named, meta["complete"]
 
 
-def told_on(live: Live) -> list[Version | None]:
-    """Return the versions that the client was told, as a replica knows them."""
-    record = live.durables.get(LAPTOP)
-    return [] if record is None else list(record.told.values())
-
-
 TOOLS = {"toolsListChanged": True, "resourceSubscriptions": ["board://**"]}
 
 
@@ -180,7 +176,7 @@ async def test_subscription_of_a_client_continues_on_another_replica(join: Join,
                 ("resources/updated", ["updated board://sprint"], True),
                 ("tools/list_changed", ["added deploy"], True),
             ]
-            await until(lambda: None not in (told_on(here) or [None]) and told_on(here) == told_on(there))
+            await until_told([here, there], LAPTOP)
         await until(lambda: not here.durables.is_connected(LAPTOP))
         async with one.listen(1, TOOLS, NAMED) as stream:  # what the other replica has told is known here
             await acknowledgement(stream)
