@@ -28,6 +28,9 @@ _START_TIMEOUT = 30.0
 _STOP_TIMEOUT = 10.0
 """Seconds until it is killed. It ends at once unless it has much to write."""
 
+_PREFIX = "tidings-nats-"
+"""Of the names of temporary directories."""
+
 _WATCHDOG = """trap '' HUP INT TERM; read -r line; kill -s TERM "$0" """
 """Ends the server when the pipe is closed, so also after a `kill -9` of this process."""
 
@@ -50,6 +53,8 @@ class EmbeddedNats:
         scheme: str = "nats",
     ) -> None:
         self._store = None if store is None else Path(store)
+        self._data: Path | None = None
+        """The directory of the data, from `start` to `close`."""
         self._port = port
         self._token = secrets.token_urlsafe(24) if token else None
         self._config = config
@@ -79,10 +84,18 @@ class EmbeddedNats:
 
     def start(self) -> None:
         """Start the server, and wait until it accepts connections."""
-        if self._store is None:
-            self._store = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="tidings-nats-")))
-        self._store.mkdir(parents=True, exist_ok=True)
-        run = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="tidings-nats-")))
+        try:
+            self._start()
+        except BaseException:
+            self.kill()
+            self.close()
+            raise
+
+    def _start(self) -> None:
+        if self._data is None:
+            self._data = self._store or Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix=_PREFIX)))
+        self._data.mkdir(parents=True, exist_ok=True)
+        run = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix=_PREFIX)))
         log = run / "server.log"
         (run / "server.conf").write_text(self._configuration(run, log), encoding="utf-8")
         # A session of its own: Ctrl-C reaches this process only, which stops the server last.
@@ -94,12 +107,7 @@ class EmbeddedNats:
             start_new_session=True,
         )
         self._start_watchdog(process)
-        try:
-            self._port = _wait_for_port(process, run / f"nats-server_{process.pid}.ports", log)
-        except BaseException:
-            self.kill()
-            self._stack.close()
-            raise
+        self._port = _wait_for_port(process, run / f"nats-server_{process.pid}.ports", log)
 
     def stop(self) -> None:
         """Stop the server gracefully. The data stays until `close`."""
@@ -116,6 +124,7 @@ class EmbeddedNats:
         """Stop the server, and delete its data unless `store` was given."""
         self.stop()
         self._stack.close()
+        self._data = None
 
     def kill(self) -> None:
         """End the server as `kill -9` does."""
@@ -133,7 +142,7 @@ class EmbeddedNats:
             f"listen: 127.0.0.1:{self._port or -1}",
             f"log_file: {json.dumps(str(log))}",
             f"ports_file_dir: {json.dumps(str(run))}",
-            f"jetstream {{ store_dir: {json.dumps(str(self._store))} }}",
+            f"jetstream {{ store_dir: {json.dumps(str(self._data))} }}",
         ]
         if self._token is not None:
             lines.append(f"authorization {{ token: {json.dumps(self._token)} }}")
