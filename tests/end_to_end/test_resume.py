@@ -257,7 +257,8 @@ class Reader:
 
         async def read(messages: asyncio.Queue[dict[str, Any] | None]) -> None:
             with suppress(OSError, asyncio.IncompleteReadError):
-                while (event := await stream.event()) is not None:
+                # A graceful end is announced by the result of the request, which has no method.
+                while (event := await stream.event()) is not None and "method" in event:
                     messages.put_nowait(event)
             messages.put_nowait(None)
 
