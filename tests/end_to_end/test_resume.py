@@ -237,7 +237,8 @@ class Reader:
         meta = (message.get("params") or message)["_meta"]
         cursor = Cursor.parse(meta[CURSOR_KEY])
         assert cursor is not None
-        self._cursor = self._cursor.merge(cursor) if self._cursor is not None else cursor
+        is_read = not str(message.get("method")).endswith("/acknowledged")
+        self._cursor = self._cursor.merge(cursor, is_read=is_read) if self._cursor is not None else cursor
         if self._cursor.versions.keys() >= set(self._features):
             self._cursors.append(self._cursor)
 

@@ -512,7 +512,7 @@ class Mirror(ChangingLists):
     def _read(self, present: Snapshot, cursor: Cursor | None) -> None:
         """Publish what was read from the server, and keep its version."""
         if cursor is not None:
-            self._cursor = self._cursor.merge(cursor) if self._cursor else cursor
+            self._cursor = self._cursor.merge(cursor, is_read=True) if self._cursor else cursor
         for uri, state in self._watched.items():
             if uri in present.resources and uri not in self._snapshot.resources:
                 state.is_granted = False  # the subscription may have ended with the resource
