@@ -140,7 +140,7 @@ async def cluster(size: int, url: str) -> AsyncIterator[list[Replica]]:
     """Run a cluster of its own name."""
     async with AsyncExitStack() as stack:
         starting = (replica(f"bench-{size}", url, is_first=number == 0) for number in range(size))
-        found = [await stack.enter_async_context(each) for each in starting]
+        found = list(await asyncio.gather(*map(stack.enter_async_context, starting)))
         async with asyncio.timeout(DEADLINE):
             while {(await each.ask("/state"))["replicas"] for each in found} != {size}:
                 pass
@@ -260,7 +260,9 @@ async def measure(scale: Scale) -> list[Row]:
     with EmbeddedNats() as nats:
         rows: list[Row] = []
         async with AsyncExitStack() as stack:
-            clusters = {size: await stack.enter_async_context(cluster(size, nats.url)) for size in SIZES}
+            starting = (cluster(size, nats.url) for size in SIZES)
+            found = await asyncio.gather(*map(stack.enter_async_context, starting))
+            clusters = dict(zip(SIZES, found, strict=True))
             rows += await latency(clusters, scale)
             rows += await rates(clusters, scale)
         rows += await start(nats.url, scale)
