@@ -2,7 +2,7 @@
 
 Real servers in processes of their own, one NATS server, and clients in this process that write HTTP themselves, all on
 this machine. The clusters to compare run at the same time and take turns. The figures are wall time, so they need cores
-for all processes: with fewer cores than replicas, more replicas cannot be faster.
+for all processes: with fewer cores than replicas, more replicas cannot be faster. CPU times do not depend on that.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ SCHEMA = {"type": "object", "properties": {"text": {"type": "string"}}, "require
 
 def serve(name: str, url: str, tools: int, is_first: bool) -> None:
     """Serve one replica. It prints its port, and with `tools` the seconds until it has all of them."""
-    started = time.monotonic()
+    started, used = time.monotonic(), time.process_time()
 
     async def list_many(ctx: Any, params: Any) -> types.ListToolsResult:
         return types.ListToolsResult(
@@ -89,7 +89,7 @@ def serve(name: str, url: str, tools: int, is_first: bool) -> None:
         assert live.replica is not None
         while len(live.catalog.tools.snapshot()) < tools or live.replica.id not in live.replica.state.replicas:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
-        print(json.dumps({"ready": time.monotonic() - started}), flush=True)
+        print(json.dumps({"ready": time.monotonic() - started, "cpu": time.process_time() - used}), flush=True)
 
     def start_report() -> None:
         live.bridge.start_task(report())
@@ -108,13 +108,19 @@ class Replica:
         self.port = 0
         self.ready = 0.0
         """Seconds from the end of its imports until it had all items and was a member."""
+        self.cpu = 0.0
+        """The CPU seconds of that."""
 
-    async def read(self, key: str) -> float:
+    async def read(self) -> dict[str, float]:
         assert self.process.stdout is not None
         async with asyncio.timeout(DEADLINE):
             line = await self.process.stdout.readline()
-        value: float = json.loads(line)[key]
-        return value
+        values: dict[str, float] = json.loads(line)
+        return values
+
+    def used(self) -> float:
+        """Return the CPU seconds of its event loop."""
+        return int(Path(f"/proc/{self.process.pid}/schedstat").read_text().split()[0]) / 1e9
 
     async def ask(self, path: str) -> Any:
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
@@ -135,8 +141,9 @@ async def replica(name: str, url: str, tools: int = 0, *, is_first: bool = False
     )
     one = Replica(process)
     try:
-        one.port = int(await one.read("port"))
-        one.ready = await one.read("ready")
+        one.port = int((await one.read())["port"])
+        found = await one.read()
+        one.ready, one.cpu = found["ready"], found["cpu"]
         yield one
     finally:
         process.kill()
@@ -284,17 +291,25 @@ async def latency(clusters: dict[int, list[Replica]], scale: Scale) -> list[Row]
         "four": (clusters[4], Streams(clusters[4], many, wanted)),
     }
     times: dict[str, list[float]] = {kind: [] for kind in kinds}
+    cpu: dict[str, list[float]] = {kind: [] for kind in kinds}
     for turn in range(-2, scale.rounds):
         for kind in sorted(kinds, reverse=bool(turn % 2)):
-            taken = await last_of(*kinds[kind], turn + 2)
+            replicas, streams = kinds[kind]
+            before = [each.used() for each in replicas]
+            taken = await last_of(replicas, streams, turn + 2)
             if turn >= 0:
                 times[kind].append(taken)
+                used = [each.used() - start for each, start in zip(replicas, before, strict=True)]
+                cpu[kind].append(1000 * sum(used) / len(used))
     for _, streams in kinds.values():
         streams.close()
     return [
         row("last-one", f"change to the last of {few:,} streams, 1 replica", middle(times["one"]), "ms"),
         row("last-four", f"change to the last of {many:,} streams, 4 replicas", middle(times["four"]), "ms"),
         row("last", "  that over the former", ratio(times["four"], times["one"]), most=2),
+        row("cpu-one", "CPU of the replica for that change, 1 replica", middle(cpu["one"]), "ms"),
+        row("cpu-four", "CPU of each replica for that change, 4 replicas", middle(cpu["four"]), "ms"),
+        row("cpu", "  that over the former", ratio(cpu["four"], cpu["one"])),
     ]
 
 
@@ -327,15 +342,17 @@ async def rates(clusters: dict[int, list[Replica]], scale: Scale) -> list[Row]:
 
 async def start(url: str, scale: Scale) -> list[Row]:
     number = scale.of(10_000)
-    ready, whole = [], []
+    ready, cpu, whole = [], [], []
     async with replica("bench-many", url, number, is_first=True):
         for _ in range(3 if scale.part > 1 else 9):
             began = time.perf_counter()
             async with replica("bench-many", url, number) as new:
                 whole.append(1000 * (time.perf_counter() - began))
                 ready.append(1000 * new.ready)
+                cpu.append(1000 * new.cpu)
     return [
         row("ready", f"a new replica with {number:,} items in the table", middle(ready), "ms", most=2_000),
+        row("ready-cpu", "  CPU of that", middle(cpu), "ms"),
         row("ready-process", "  the same with the start of Python and all imports", middle(whole), "ms"),
     ]
 

@@ -186,6 +186,9 @@ def test_the_cluster_bench_has_figures_and_targets() -> None:
     rows = {row["key"]: row for row in json.loads(printed)["rows"]}
 
     rates = {f"{kind}-{size}" for kind in ("deliveries", "calls", "forwarded") for size in (1, 2, 4)}
-    assert rows.keys() == rates | {"last-one", "last-four", "last", "ready", "ready-process"}
+    assert rows.keys() == rates | {
+        *("last-one", "last-four", "last", "cpu-one", "cpu-four", "cpu"),
+        *("ready", "ready-cpu", "ready-process"),
+    }
     assert {key: row["target"] for key, row in rows.items() if row["target"]} == {"last": "≤ 2", "ready": "≤ 2,000"}
     assert all(math.isfinite(row["value"]) and row["value"] > 0 for row in rows.values())

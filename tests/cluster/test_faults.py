@@ -37,7 +37,7 @@ from tidings.testing import PROMISES, Changed, Fetched, History, Subscribed
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
-CHANGES = int(os.environ.get("TIDINGS_CHANGES", "200"))
+CHANGES = int(os.environ.get("TIDINGS_CHANGES", "120"))
 REPLICAS = 4
 MODERN, LEGACY = 40, 20
 EPOCHS = 4

@@ -282,23 +282,16 @@ class SharedState:
                 with self._catalog.batch_at(entry.order << _ORDER_BITS, value.trace):
                     self._catalog.resources.put_content(name, value.digest, value.metadata)
             elif kind == "unknown":
-                items = self._catalog.items(_feature(name))
+                items = self._catalog.items(Feature(name))
                 with self._catalog.batch_at(entry.order << _ORDER_BITS):
                     items.mark_changed(entry.value.decode())
         except (msgspec.DecodeError, ValueError):
             self.undecodable += 1
 
 
-def _feature(name: str) -> Feature:
-    for feature in Feature:
-        if feature.value == name:
-            return feature
-    raise ValueError(f"there is no feature {name!r}")
-
-
 def _split(name: str) -> tuple[str, ItemKey]:
     replica, feature, key = name.split("/", 2)
-    return replica, (_feature(feature), key)
+    return replica, (Feature(feature), key)
 
 
 def _essence(key: str, value: bytes | None) -> bytes | None:
