@@ -183,6 +183,7 @@ class Run:
         self.times: list[str] = []
         """For each epoch, how long it took from the end of its last faults until all were equal."""
         self._latest = ""
+        self._healed = 0.0
         self._cluster = cluster
         self._clients = clients
         self._dice = dice
@@ -217,6 +218,7 @@ class Run:
             elif dice.random() < 0.5:
                 await self._until_noticed(kind, replica)
                 await self.change(dice.randrange(2, most))
+        self._healed = time.monotonic()
         self._latest = " and ".join(self.faults[before:])
         await self.change(dice.randrange(1, 4))
 
@@ -237,7 +239,6 @@ class Run:
 
     async def converge(self) -> None:
         """Wait until all replicas and clients are equal, and measure how long it takes."""
-        began = time.monotonic()
         epoch = str(len(self.times))
         do = "update" if self.times else "add"
         for replica in self._cluster.replicas:
@@ -247,7 +248,7 @@ class Run:
             async with asyncio.timeout(CONVERGED_WITHIN):
                 while differs(await self._cluster.states(), []):
                     pass
-                replicas = time.monotonic() - began
+                replicas = time.monotonic() - self._healed
                 # The markers come last, so this is false until each client is told of them.
                 await until(lambda: all(self._has_markers(each, epoch) for each in self._clients), None)
                 while differs(await self._cluster.states(), self._clients):
@@ -256,7 +257,7 @@ class Run:
             late = sum(not self._has_markers(each, epoch) for each in self._clients)
             reason = differs(await self._cluster.states(), self._clients)
             raise AssertionError(f"{reason}; {late} clients without a marker; {self.faults[-8:]}") from None
-        seconds = time.monotonic() - began
+        seconds = time.monotonic() - self._healed
         self.times.append(f"{seconds:.2f} s (replicas {replicas:.2f} s) after {self._latest}")
 
     def _has_markers(self, client: Client, epoch: str) -> bool:
