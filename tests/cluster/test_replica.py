@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import httpx2
@@ -23,12 +24,28 @@ from tidings.telemetry import Telemetry
 pytestmark = pytest.mark.anyio
 
 
+class HeldBackend(MemoryBackend):
+    """Holds writes back while `passes` is not set."""
+
+    def __init__(self, table: MemoryTable) -> None:
+        super().__init__(table)
+        self.passes = asyncio.Event()
+        self.passes.set()
+        self.held = 0
+
+    async def write(self, writes: Sequence[Write]) -> None:
+        self.held += 1
+        await self.passes.wait()
+        self.held -= 1
+        await super().write(writes)
+
+
 class Member:
     """One replica, with a client and a record of what a listener in its process was told."""
 
     def __init__(self, table: MemoryTable, telemetry: bool | Telemetry = True) -> None:
         self.server = MCPServer("board", log_level="CRITICAL")
-        self.backend = MemoryBackend(table)
+        self.backend = HeldBackend(table)
         self.live = Live(self.server, cluster=self.backend, telemetry=telemetry)
         self.told: list[Notification] = []
         self.client = Client(self.server)
@@ -147,6 +164,20 @@ async def test_newest_definition_counts_after_its_older_owner_was_disconnected()
         add(old, "last")
         await settle([old, new], "deploy", "last")
         assert (await old.client.list_tools()).tools[0].description == "version 2"
+
+
+async def test_item_that_is_removed_while_its_addition_is_not_stored_is_gone_everywhere() -> None:
+    async with members(2) as (here, there):
+        here.backend.passes.clear()
+        add(here, "short")
+        await until(lambda: here.backend.held)
+        here.live.tools.remove("short")
+        here.backend.disconnect()
+        await until(here.live.find_degraded)
+        here.backend.passes.set()
+        add(here, "last")
+        here.backend.reconnect()
+        await settle([here, there], "last")
 
 
 async def test_items_go_when_the_lease_expires_and_return_with_their_replica() -> None:
