@@ -31,12 +31,14 @@ class HeldBackend(MemoryBackend):
         super().__init__(table)
         self.passes = asyncio.Event()
         self.passes.set()
-        self.held = 0
+        self.held: set[str] = set()
+        """The keys of the writes that wait."""
 
     async def write(self, writes: Sequence[Write]) -> None:
-        self.held += 1
+        keys = {write.key for write in writes}
+        self.held |= keys
         await self.passes.wait()
-        self.held -= 1
+        self.held -= keys
         await super().write(writes)
 
 
@@ -170,11 +172,12 @@ async def test_item_that_is_removed_while_its_addition_is_not_stored_is_gone_eve
     async with members(2) as (here, there):
         here.backend.passes.clear()
         add(here, "short")
-        await until(lambda: here.backend.held)
+        await until(lambda: f"item/{here.replica.id}/tools/short" in here.backend.held)
         here.live.tools.remove("short")
         here.backend.disconnect()
         await until(here.live.find_degraded)
         here.backend.passes.set()
+        await until(lambda: not here.backend.held)
         add(here, "last")
         here.backend.reconnect()
         await settle([here, there], "last")
