@@ -177,3 +177,18 @@ def test_the_telemetry_bench_has_figures_targets_and_a_control() -> None:
     targets = {"delivery": "", "control": "", "counted": "≤ 1.02", "exported": "≤ 1.15", "collection": ""}
     assert {key: row["target"] for key, row in rows.items()} == targets
     assert all(math.isfinite(row["value"]) and row["value"] > 0 for row in rows.values())
+
+
+@pytest.mark.slow
+def test_the_cluster_bench_has_figures_and_targets() -> None:
+    command = [sys.executable, str(BENCH.with_name("cluster.py")), "--quick", "--json"]
+    printed = subprocess.run(command, check=True, capture_output=True, encoding="utf-8").stdout
+    rows = {row["key"]: row for row in json.loads(printed)["rows"]}
+
+    rates = {f"{kind}-{size}" for kind in ("deliveries", "calls", "forwarded") for size in (1, 2, 4)}
+    assert rows.keys() == rates | {
+        *("last-one", "last-four", "last", "cpu-one", "cpu-four", "cpu"),
+        *("ready", "ready-cpu", "ready-process"),
+    }
+    assert {key: row["target"] for key, row in rows.items() if row["target"]} == {"last": "≤ 2", "ready": "≤ 2,000"}
+    assert all(math.isfinite(row["value"]) and row["value"] > 0 for row in rows.values())

@@ -409,3 +409,13 @@ def is_running(pid: int) -> bool:
 def test_an_embedded_server_that_cannot_start_says_why(tmp_path: Path) -> None:
     with EmbeddedNats(token=False) as server, pytest.raises(TidingsError, match="did not start"):
         EmbeddedNats(port=server.port).start()
+
+
+def test_an_embedded_server_that_is_not_installed_leaves_no_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.metadata.files", lambda name: [])
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with pytest.raises(TidingsError, match="is not installed"):
+        EmbeddedNats().start()
+    assert list(tmp_path.iterdir()) == []

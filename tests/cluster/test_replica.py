@@ -2,28 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
+import httpx2
 import pytest
 from mcp.client.client import Client
 from mcp.server.mcpserver import MCPServer
+from starlette.applications import Starlette
 
+from tests.support.telemetry import RecordedTelemetry
 from tests.support.waiting import until
 from tidings import Live
+from tidings.cluster.backend import Write
 from tidings.cluster.memory import MemoryBackend, MemoryTable
+from tidings.cluster.replica import Replica
 from tidings.core.model import Feature, Notification
+from tidings.telemetry import Telemetry
 
 pytestmark = pytest.mark.anyio
+
+
+class HeldBackend(MemoryBackend):
+    """Holds writes back while `passes` is not set."""
+
+    def __init__(self, table: MemoryTable) -> None:
+        super().__init__(table)
+        self.passes = asyncio.Event()
+        self.passes.set()
+        self.held: set[str] = set()
+        """The keys of the writes that wait."""
+
+    async def write(self, writes: Sequence[Write]) -> None:
+        keys = {write.key for write in writes}
+        self.held |= keys
+        await self.passes.wait()
+        self.held -= keys
+        await super().write(writes)
 
 
 class Member:
     """One replica, with a client and a record of what a listener in its process was told."""
 
-    def __init__(self, table: MemoryTable) -> None:
+    def __init__(self, table: MemoryTable, telemetry: bool | Telemetry = True) -> None:
         self.server = MCPServer("board", log_level="CRITICAL")
-        self.backend = MemoryBackend(table)
-        self.live = Live(self.server, cluster=self.backend)
+        self.backend = HeldBackend(table)
+        self.live = Live(self.server, cluster=self.backend, telemetry=telemetry)
         self.told: list[Notification] = []
         self.client = Client(self.server)
 
@@ -40,9 +65,13 @@ class Member:
         self.told.append(notification)
 
     @property
+    def replica(self) -> Replica:
+        assert self.live.replica is not None
+        return self.live.replica
+
+    @property
     def is_member(self) -> bool:
-        replica = self.live.replica
-        return replica is not None and replica.id in replica.state.replicas
+        return self.replica.id in self.replica.state.replicas
 
     async def tools(self) -> list[str]:
         return [tool.name for tool in (await self.client.list_tools()).tools]
@@ -123,6 +152,76 @@ async def test_newest_definition_counts_and_the_older_one_returns_when_its_repli
         assert (await old.client.list_tools()).tools[0].description == "version 2"
         new.live.stop()
         await until(lambda: (old.live.catalog.tools.get("deploy") or {})["description"] == "version 1")
+
+
+async def test_newest_definition_counts_after_its_older_owner_was_disconnected() -> None:
+    async with members(2) as (old, new):
+        add(old, "deploy", "version 1")
+        await settle([old, new], "deploy")
+        add(new, "deploy", "version 2")
+        await until(lambda: (old.live.catalog.tools.get("deploy") or {})["description"] == "version 2")
+        old.backend.disconnect()
+        await until(old.live.find_degraded)
+        old.backend.reconnect()
+        add(old, "last")
+        await settle([old, new], "deploy", "last")
+        assert (await old.client.list_tools()).tools[0].description == "version 2"
+
+
+async def test_item_that_is_removed_while_its_addition_is_not_stored_is_gone_everywhere() -> None:
+    async with members(2) as (here, there):
+        here.backend.passes.clear()
+        add(here, "short")
+        await until(lambda: f"item/{here.replica.id}/tools/short" in here.backend.held)
+        here.live.tools.remove("short")
+        here.backend.disconnect()
+        await until(here.live.find_degraded)
+        here.backend.passes.set()
+        await until(lambda: not here.backend.held)
+        add(here, "last")
+        here.backend.reconnect()
+        await settle([here, there], "last")
+
+
+async def test_items_go_when_the_lease_expires_and_return_with_their_replica() -> None:
+    async with members(2) as (here, there):
+        add(here, "a")
+        add(there, "b")
+        await settle([here, there], "a", "b")
+        there.backend.disconnect()  # as a paused process: it writes nothing, and does not leave
+        await until(lambda: "b" not in here.live.catalog.tools)
+        assert await here.tools() == ["a"]
+        there.backend.reconnect()
+        await settle([here, there], "a", "b")
+
+
+async def test_entries_that_cannot_be_decoded_are_counted_and_skipped() -> None:
+    async with members(2) as (here, there):
+        broken = {"item/x/tools/y": b"?", "item/x": b"{}", "replica/x": b"?", "content/board://x": b"?"}
+        broken |= {f"item/{there.replica.id}": b"{}", "unknown/x": b"1", "of a newer version/x": b"?"}
+        await here.backend.write([Write(key, value) for key, value in broken.items()])
+        add(here, "deploy")
+        await settle([here, there], "deploy")
+        assert there.replica.state.undecodable == 6
+        there.backend.disconnect()
+        await until(there.live.find_degraded)
+        there.backend.reconnect()  # the snapshot has them too
+        add(here, "last")
+        await settle([here, there], "deploy", "last")
+        assert there.replica.state.undecodable == 12
+
+
+async def test_notification_of_another_replica_continues_the_trace_of_the_change() -> None:
+    recorded = RecordedTelemetry()
+    telemetry = Telemetry(tracer_provider=recorded.tracer_provider, meter_provider=recorded.meter_provider)
+    table = MemoryTable()
+    async with Member(table, telemetry).serve() as here, Member(table, telemetry).serve() as there:
+        with recorded.tracer.start_as_current_span("change") as span:
+            add(here, "deploy")
+        await settle([here, there], "deploy")
+        (notification,) = there.told
+        assert notification.trace is not None
+        assert notification.trace["traceparent"].split("-")[1] == f"{span.get_span_context().trace_id:032x}"
 
 
 async def test_change_without_the_table_applies_locally_and_reaches_the_others_later() -> None:
@@ -213,6 +312,10 @@ async def test_lost_cluster_is_reported_and_recovers() -> None:
         assert here.live.find_degraded() == []
         here.backend.disconnect("no route")
         await until(lambda: here.live.find_degraded() == ["the cluster can't be reached: no route"])
+        app = Starlette(routes=here.live.health_routes())
+        async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://127.0.0.1") as http:
+            answer = await http.get("/health/ready")
+        assert (answer.status_code, answer.json()["status"]) == (200, "degraded")
         add(there, "meanwhile")
         here.backend.reconnect()
         await settle([here, there], "meanwhile")

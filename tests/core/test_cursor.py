@@ -106,6 +106,15 @@ def test_older_cursor_does_not_replace_newer_versions() -> None:
     assert listed.merge(Cursor("there", {TOOLS: Version(1, "A")})).versions[TOOLS] == Version(1, "A")
 
 
+def test_version_that_a_client_has_just_read_replaces_a_newer_one() -> None:
+    """It has read the list of a replica that is behind."""
+    known = Cursor("e", {TOOLS: Version(2, "B"), PROMPTS: Version(2, "P")}, as_of=2)
+
+    read = known.merge(Cursor("e", {TOOLS: Version(1, "A")}), is_read=True)
+
+    assert read == Cursor("e", {TOOLS: Version(1, "A"), PROMPTS: Version(2, "P")}, as_of=2)
+
+
 def test_versions_of_an_earlier_epoch_are_not_taken_as_current() -> None:
     """The client has fetched one list since a restart; its other versions are from before it."""
     catalog = Catalog()

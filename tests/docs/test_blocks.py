@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import chdir
 from pathlib import Path
 
 import pytest
@@ -50,3 +51,28 @@ def test_true_pages_pass(page: str, tmp_path: Path) -> None:
 def test_false_pages_fail(page: str, tmp_path: Path) -> None:
     with pytest.raises(AssertionError):
         run(tmp_path, page)
+
+
+def test_servers_of_a_page_are_closed_if_a_block_fails(tmp_path: Path) -> None:
+    page = """
+<!-- setup python
+from pathlib import Path
+cleanup.callback(Path("closed").touch)
+-->
+```python
+import asyncio
+
+async def wait():
+    try:
+        await asyncio.Event().wait()
+    finally:
+        assert not Path("closed").exists()
+
+waiting = asyncio.create_task(wait())
+await asyncio.sleep(0)
+assert False, "broken"
+```
+"""
+    with chdir(tmp_path), pytest.raises(AssertionError, match="broken"):
+        run(tmp_path, page)
+    assert (tmp_path / "closed").exists()

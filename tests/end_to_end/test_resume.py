@@ -237,7 +237,8 @@ class Reader:
         meta = (message.get("params") or message)["_meta"]
         cursor = Cursor.parse(meta[CURSOR_KEY])
         assert cursor is not None
-        self._cursor = self._cursor.merge(cursor) if self._cursor is not None else cursor
+        is_read = not str(message.get("method")).endswith("/acknowledged")
+        self._cursor = self._cursor.merge(cursor, is_read=is_read) if self._cursor is not None else cursor
         if self._cursor.versions.keys() >= set(self._features):
             self._cursors.append(self._cursor)
 
@@ -257,7 +258,8 @@ class Reader:
 
         async def read(messages: asyncio.Queue[dict[str, Any] | None]) -> None:
             with suppress(OSError, asyncio.IncompleteReadError):
-                while (event := await stream.event()) is not None:
+                # A graceful end is announced by the result of the request, which has no method.
+                while (event := await stream.event()) is not None and "method" in event:
                     messages.put_nowait(event)
             messages.put_nowait(None)
 

@@ -12,6 +12,8 @@ A comment on the line before a block says how it is run:
 `python` blocks of one page share their names, and may use `await`. `sh` blocks must succeed. `console` blocks show
 commands (`$ …`) and their whole output, where `…` stands for any text, and a line that is only `…` for any number of
 lines. Times are not compared. The port 8765 is replaced by a free one.
+
+A setup opens a server with `cleanup.enter_context(…)`. It is closed after the page, also if a block fails.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -167,7 +169,8 @@ class Session:
 
     def __init__(self, folder: Path, programs: Path) -> None:
         self.folder = folder
-        self.names: dict[str, Any] = {"__name__": "page"}
+        self._cleanup = ExitStack()
+        self.names: dict[str, Any] = {"__name__": "page", "cleanup": self._cleanup}
         self._terminals: dict[str, Terminal] = {}
         self._runner = asyncio.Runner()
         self.port = str(free_port())
@@ -189,9 +192,9 @@ class Session:
             try:
                 yield session
             finally:
-                for terminal in reversed(session._terminals.values()):
-                    terminal.close()
-                session._runner.close()
+                with session._cleanup, session._runner:  # the tasks end before the servers that they use
+                    for terminal in reversed(session._terminals.values()):
+                        terminal.close()
 
     def run(self, block: Block) -> None:
         if block.marker == "not run":

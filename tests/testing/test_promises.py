@@ -147,6 +147,13 @@ GOOD: dict[str, list[Event]] = {
         *TWO_ADDED,
         replace(told(TWO), changes=(), is_complete=False),
     ],
+    "cursor of a replica that is ahead": [
+        *changed(TOOLS, ONE),
+        subscribed(TOOLS, told={TOOLS: TWO}),
+        told(ONE),
+        *changed(TOOLS, TWO),
+        told(TWO),
+    ],
     "a full mailbox": [
         subscribed(TOOLS, "a://**"),
         *changed(TOOLS, ONE),

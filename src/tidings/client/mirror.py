@@ -392,7 +392,7 @@ class Mirror(ChangingLists):
     ) -> None:
         """Publish what was read from the server, and keep its version."""
         if cursor is not None:
-            self._cursor = self._cursor.merge(cursor) if self._cursor else cursor
+            self._cursor = self._cursor.merge(cursor, is_read=True) if self._cursor else cursor
         for uri in self._watched:
             if uri in present.resources and uri not in self._snapshot.resources:
                 connection.subscriptions.discard(uri)  # it may have ended with the resource

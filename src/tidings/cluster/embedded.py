@@ -51,6 +51,8 @@ class EmbeddedNats:
         scheme: str = "nats",
     ) -> None:
         self._store = None if store is None else Path(store)
+        self._data: Path | None = None
+        """The directory of the data, from `start` to `close`."""
         self._port = port
         self._token = secrets.token_urlsafe(24) if token else None
         self._config = config
@@ -80,9 +82,17 @@ class EmbeddedNats:
 
     def start(self) -> None:
         """Start the server, and wait until it accepts connections."""
-        if self._store is None:
-            self._store = self._make_folder()
-        self._store.mkdir(parents=True, exist_ok=True)
+        try:
+            self._start()
+        except BaseException:
+            self.kill()
+            self.close()
+            raise
+
+    def _start(self) -> None:
+        if self._data is None:
+            self._data = self._store or self._make_folder()
+        self._data.mkdir(parents=True, exist_ok=True)
         run = self._make_folder()
         log = run / "server.log"
         (run / "server.conf").write_text(self._configuration(run, log), encoding="utf-8")
@@ -94,13 +104,8 @@ class EmbeddedNats:
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
-        try:
-            self._start_watchdog(process)
-            self._port = _wait_for_port(process, run / f"nats-server_{process.pid}.ports", log)
-        except BaseException:
-            self.kill()
-            self._stack.close()
-            raise
+        self._start_watchdog(process)
+        self._port = _wait_for_port(process, run / f"nats-server_{process.pid}.ports", log)
 
     def stop(self) -> None:
         """Stop the server gracefully. The data stays until `close`."""
@@ -117,6 +122,7 @@ class EmbeddedNats:
         """Stop the server, and delete its data unless `store` was given."""
         self.stop()
         self._stack.close()
+        self._data = None
 
     def kill(self) -> None:
         """End the server as `kill -9` does."""
@@ -142,7 +148,7 @@ class EmbeddedNats:
             f"listen: 127.0.0.1:{self._port or -1}",
             f"log_file: {json.dumps(str(log))}",
             f"ports_file_dir: {json.dumps(str(run))}",
-            f"jetstream {{ store_dir: {json.dumps(str(self._store))} }}",
+            f"jetstream {{ store_dir: {json.dumps(str(self._data))} }}",
         ]
         if self._token is not None:
             lines.append(f"authorization {{ token: {json.dumps(self._token)} }}")

@@ -177,8 +177,9 @@ class Replica:
                 logger.debug("changes could not be written: %s", error)
                 with self._lock:
                     self._writes = writes | self._writes
+                    latest = [self._writes[key] for key in writes]  # a key may have changed again meanwhile
                 if self.lost_reason is not None:
-                    self._apply_locally(list(writes.values()))
+                    self._apply_locally(latest)
                 else:
                     await asyncio.sleep(_LEASE / 3)
                     self._has_work.set()

@@ -172,7 +172,9 @@ class SharedState:
         for entry in sorted(entries, key=lambda entry: entry.order):
             kind, _, name = entry.key.partition("/")
             self._remember(entry)
-            if kind == "replica" or (kind == "item" and not name.startswith(f"{self._replica}/")):
+            if kind == "item" and name.startswith(f"{self._replica}/"):
+                self._order_own(name, entry)
+            elif kind in ("item", "replica"):
                 touched |= self._store(kind, name, entry)
             elif entry.key not in pending:  # in order, so that contents keep their revisions
                 self._apply_other(kind, name, entry)
@@ -206,6 +208,18 @@ class SharedState:
                 self._written.pop(entry.key, None)
             else:
                 self._written[entry.key] = value
+
+    def _order_own(self, name: str, entry: Entry) -> None:
+        """Give an own definition the order that it has in the table. Another one is written again, as the newest."""
+        own = self._definitions[self._replica]
+        try:
+            item_key = _split(name)[1]
+        except ValueError:
+            self.undecodable += 1
+            return
+        definition = own.get(item_key)
+        if definition is not None and definition.item == self._written.get(entry.key):
+            own[item_key] = definition._replace(order=entry.order)
 
     def _advance(self, order: int) -> None:
         self.order = max(self.order, order)
@@ -268,23 +282,16 @@ class SharedState:
                 with self._catalog.batch_at(entry.order << _ORDER_BITS, value.trace):
                     self._catalog.resources.put_content(name, value.digest, value.metadata)
             elif kind == "unknown":
-                items = self._catalog.items(_feature(name))
+                items = self._catalog.items(Feature(name))
                 with self._catalog.batch_at(entry.order << _ORDER_BITS):
                     items.mark_changed(entry.value.decode())
         except (msgspec.DecodeError, ValueError):
             self.undecodable += 1
 
 
-def _feature(name: str) -> Feature:
-    for feature in Feature:
-        if feature.value == name:
-            return feature
-    raise ValueError(f"there is no feature {name!r}")
-
-
 def _split(name: str) -> tuple[str, ItemKey]:
     replica, feature, key = name.split("/", 2)
-    return replica, (_feature(feature), key)
+    return replica, (Feature(feature), key)
 
 
 def _essence(key: str, value: bytes | None) -> bytes | None:

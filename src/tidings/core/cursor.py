@@ -59,17 +59,23 @@ class Cursor:
     def as_json(self) -> dict[str, Any]:
         return cursor_json(self.epoch, self.versions, self.as_of)
 
-    def merge(self, newer: Cursor) -> Cursor:
-        """Return the cursor of a client after it has read a newer one."""
+    def merge(self, newer: Cursor, *, is_read: bool = False) -> Cursor:
+        """Return the cursor of a client after it has got a newer one.
+
+        With `is_read`, the client has just read these versions. They replace the known ones even if they are older, as
+        those of a replica that is behind, because the cursor must say what the client has."""
         known = self
         if newer.epoch != self.epoch:
             as_of = None if self.as_of is None else UNKNOWN_REVISION
             known = Cursor(newer.epoch, self._in_other_epoch(revision=0), as_of)
         as_of = known.as_of if newer.as_of is None else newer.as_of
         # A heartbeat has the told versions, which may be older than what the client has fetched since.
-        kept = {topic for topic, version in newer.versions.items() if _is_older(version, known.versions.get(topic))}
-        read = {topic: version for topic, version in newer.versions.items() if topic not in kept}
-        return Cursor(known.epoch, {**known.versions, **read}, as_of)
+        taken = {
+            topic: version
+            for topic, version in newer.versions.items()
+            if is_read or not _is_older(version, known.versions.get(topic))
+        }
+        return Cursor(known.epoch, {**known.versions, **taken}, as_of)
 
     def told(self, epoch: str) -> dict[Topic, Version | None]:
         """Return the told versions for `hub.subscribe(told=…)` of a server with this epoch."""

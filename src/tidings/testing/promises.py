@@ -51,7 +51,10 @@ def check_filtered(history: History) -> None:
 
 def check_ordered(history: History) -> None:
     """Check that the revisions of a topic never decrease for a subscriber."""
-    known = {(event.topic, event.version) for event in history if isinstance(event, Changed)}
+    published: dict[tuple[Topic, Version], int] = {}
+    for index, event in enumerate(history):
+        if isinstance(event, Changed):
+            published.setdefault((event.topic, event.version), index)
     for events in history.by_subscriber().values():
         subscriptions = Subscriptions()
         newest: dict[Topic, int] = {}
@@ -67,9 +70,10 @@ def check_ordered(history: History) -> None:
                 newest[event.topic] = revision
             if isinstance(event, Subscribed):
                 for topic, version in event.told.items():
-                    # Only the first cursor counts. Later, notifications that were sent earlier may still arrive.
+                    # Only the first cursor counts. Later, notifications that were sent earlier may still arrive. A
+                    # version that is published later comes from a replica that is ahead of this one.
                     cursors.pop(topic, None)
-                    if position == 0 and version is not None and (topic, version) in known:
+                    if position == 0 and version is not None and published.get((topic, version), index) < index:
                         cursors[topic] = version.revision
             for topic in subscriptions.not_covered(cursors):
                 del cursors[topic]

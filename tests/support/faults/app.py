@@ -32,6 +32,8 @@ from tests.support.kinds import Own
 from tests.support.streams import QueueMiddleware
 from tests.support.tokens import authentication
 from tidings import Live, Policy
+from tidings.cluster import Nats
+from tidings.core.catalog import Catalog
 from tidings.core.model import Change, Feature, Topic
 from tidings.server.authorization import Principal
 
@@ -65,7 +67,8 @@ class Board:
             authorize=_broken_authorize if settings.is_broken else _authorize if settings.is_guarded else None,
             on_watched=_broken("the user's hook") if settings.is_broken else None,
             on_unwatched=_broken("the user's hook") if settings.is_broken else None,
-            store=Path(settings.folder, STATE) if settings.folder else None,
+            store=Path(settings.folder, STATE) if settings.folder and not settings.cluster else None,
+            cluster=Nats(settings.cluster) if settings.cluster else None,
         )
         if not settings.lists_fail:
             self.live.list_reader.request_timeout = 60.0  # no list handler hangs, but the machine may be busy
@@ -188,7 +191,30 @@ class Board:
         async def record(request: Request) -> Response:
             return JSONResponse(self.record(int(request.query_params["start"])))
 
-        return [Route("/state", state), Route("/change", change, methods=["POST"]), Route("/record", record)]
+        async def replica(request: Request) -> Response:
+            return JSONResponse(self.replica())
+
+        return [
+            Route("/state", state),
+            Route("/replica", replica),
+            Route("/change", change, methods=["POST"]),
+            Route("/record", record),
+        ]
+
+    def replica(self) -> dict[str, Any]:
+        """Return the state of this replica of a cluster."""
+        live = self.live
+        assert live.replica is not None
+        contents = live.catalog.resources.contents()
+        return {
+            "id": live.replica.id,
+            "replicas": sorted(live.replica.state.replicas),
+            "lost": live.replica.lost_reason,
+            "own": _digests(live.own_catalog),
+            "lists": _digests(live.catalog),
+            "digests": {feature.value: live.catalog.version(feature).digest for feature in Feature},
+            "contents": {uri: version.digest for uri, version in sorted(contents.items())},
+        }
 
     def state(self) -> dict[str, Any]:
         live = self.live
@@ -216,6 +242,10 @@ _COUNTED = (
     *("Subscriber", "Mailbox", "Entry", "HttpSession"),
     *("AsgiStream", "ParkedStream", "ListenStream", "RequestResponseCycle"),
 )
+
+
+def _digests(catalog: Catalog) -> dict[str, dict[str, str]]:
+    return {feature.value: {item.key: item.digest for item in catalog.items(feature).snapshot()} for feature in Feature}
 
 
 def _row(at: int, change: Change) -> list[Any]:
@@ -264,4 +294,4 @@ elif sys.argv[1] == "stdio":
     sys.stderr.write(f"Started server process [{os.getpid()}]\n")  # as uvicorn does
     board.live.run("stdio")
 else:
-    board.live.run("http", port=0, **board.settings.options)
+    board.live.run("http", port=board.settings.port, **board.settings.options)

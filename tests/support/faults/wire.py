@@ -60,6 +60,9 @@ class Settings(msgspec.Struct):
     folder: str = ""
     """The folder of its state and of the `OPERATIONS` of earlier processes. Each change is written to `RECORD` there
     before any notification is sent."""
+    cluster: str = ""
+    """The URL of NATS, if the server is a replica. It has no store then."""
+    port: int = 0
 
 
 OPERATIONS, RECORD, STATE = "operations.json", "record.jsonl", "state.db"
