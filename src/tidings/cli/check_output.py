@@ -70,8 +70,9 @@ def print_report(report: Report, *, is_json: bool) -> None:
         write()
         _write_finding(write, finding)
     write()
-    for rule, reason in report.skipped.items():
-        write((f"skipped  {rule:<22} ", "dim"), (one_line(reason, 200), "dim"))
+    for reason in dict.fromkeys(report.skipped.values()):
+        rules = ", ".join(rule for rule, each in report.skipped.items() if each == reason)
+        write((f"skipped  {rules}: {one_line(reason, 200)}", "dim"))
     for era, times in report.as_json()["latencyMs"].items():
         told = (
             f"{pluralize(times['notifications'], 'notification')}, {times['median']:g} ms (at most {times['max']:g} ms)"

@@ -71,6 +71,7 @@ class Run:
         self.legacy: Session | None = None
         self.missing: dict[Era, str] = {}
         """Why there is no session of an era."""
+        self.refusals: list[str] = []
         self.opened: list[Session] = []
         """All sessions of the check."""
         self.listeners: list[Listener] = []
@@ -123,7 +124,7 @@ class Run:
         """Open the first session of each era. Raise `Disconnected` if the server supports none."""
         self.modern, self.legacy = await asyncio.gather(self._try("modern"), self._try("legacy"))
         if not self.sessions:
-            raise Disconnected(f"{self.options.name} can't be checked: {self.missing['legacy']}")
+            raise Disconnected(f"{self.options.name} can't be checked: {self.refusals[-1]}")
         self.report.server = self.sessions[0].name
         self.report.transport = self.sessions[0].transport
         self.report.protocols = [MODERN if each.era == "modern" else LEGACY for each in self.sessions]
@@ -133,7 +134,8 @@ class Run:
             return await self.open(era)
         except Unanswered as error:
             version = MODERN if era == "modern" else LEGACY
-            self.missing[era] = f"the server does not support {version}: {error}"
+            self.missing[era] = f"the server does not support {version}"
+            self.refusals.append(str(error))
             return None
 
     async def read_first_lists(self) -> None:
