@@ -60,6 +60,8 @@ class DefectiveServer:
         self.streams: list[Client] = []
         self.sessions: dict[str, Client] = {}
         self.started = time.monotonic()
+        self.hang_after: int | None = None
+        """The number of requests after which there are no more answers."""
         self._lists = 0
         self._lock = asyncio.Lock()
 
@@ -162,6 +164,10 @@ class DefectiveServer:
 
         if scope["type"] != "http":
             return
+        if self.hang_after is not None:
+            self.hang_after -= 1
+            if self.hang_after < 0:
+                await asyncio.Event().wait()
         request = Request(scope, receive)
         token = request.headers.get("authorization", "").removeprefix("Bearer ")
         if self.tokens is not None and self.remaining(token) <= 0:

@@ -68,7 +68,7 @@ async def check_public(run: Run) -> None:
         run.skip(["cache-public"], run.missing["modern"])
         return
     if run.options.second_token is None:
-        run.skip(["cache-public"], "a second token is needed: --second-auth-token")
+        run.skip(["cache-public"], "a second token is needed: --second-auth-token-file")
         return
     first = run.before[run.modern]
     other = await run.open("modern", token=run.options.second_token)
