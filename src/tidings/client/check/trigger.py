@@ -55,7 +55,7 @@ async def check_trigger(run: Run) -> None:
         run.passed("tool-callable")
     else:
         run.skip(["tool-callable"], "the change added no tool")
-    await _check_unsubscribe(run)
+    await _check_unsubscribe(run, round_)
 
 
 @dataclass
@@ -224,7 +224,7 @@ def _is_unknown(message: Mapping[str, Any]) -> bool:
     return False
 
 
-async def _check_unsubscribe(run: Run) -> None:
+async def _check_unsubscribe(run: Run, first: _Round) -> None:
     """Unsubscribe one of two clients, and run the trigger again. The other one must be told, this one must not."""
     leaving = [each for each in run.listeners if each.stream.subscribed and not each.stream.is_ended]
     if not leaving and any(stream.cancelled for session in run.opened for stream in session.streams):
@@ -235,6 +235,9 @@ async def _check_unsubscribe(run: Run) -> None:
         return
     listener = leaving[0]
     session, stream = listener.session, listener.stream
+    if not first.changed_uris[session] & stream.subscribed:
+        run.skip(["unsubscribe"], "the trigger changed no watched resource; see --uri")
+        return
     unsubscribed: Frame | None = None
     for uri in sorted(stream.subscribed):
         unsubscribed = frame = await session.request("resources/unsubscribe", uri=uri)
