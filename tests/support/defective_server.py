@@ -26,8 +26,6 @@ SUBSCRIPTION = "io.modelcontextprotocol/subscriptionId"
 TOOLS_CHANGED = "notifications/tools/list_changed"
 RESOURCES_CHANGED = "notifications/resources/list_changed"
 FILTERS = {TOOLS_CHANGED: "toolsListChanged", RESOURCES_CHANGED: "resourcesListChanged"}
-BIG = 1 << 16
-"""Bytes of the description that fill the buffers of a client that does not read."""
 
 
 class Client:
@@ -114,9 +112,7 @@ class DefectiveServer:
         if self.has("unchanged/lists"):
             self.publish(TOOLS_CHANGED)
         names = self.tools[::-1] if self.has("list-order") and self._lists % 2 else self.tools
-        description = "x" * BIG if self.has("slow-reader") else "A tool."
-        if self.has("cache-public"):
-            description = f"A tool of {caller}."
+        description = f"A tool of {caller}." if self.has("cache-public") else "A tool."
         tools = [{"name": name, "description": description, "inputSchema": {"type": "object"}} for name in names]
         return {"tools": tools, **({"cacheScope": "public"} if self.has("cache-public") else {})}
 

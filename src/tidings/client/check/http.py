@@ -121,10 +121,10 @@ class HttpSession(Session):
         finally:
             stream.end(reason)
 
-    def raw_request(self, method: str, **params: Any) -> bytes:
+    def raw_request(self, method: str, request_id: str, **params: Any) -> bytes:
         """Return the bytes of a request, for a connection that the caller opens."""
         url = httpx2.URL(self.url)
-        body = json.dumps(message_of(method, self._params(params), self.next_id())).encode()
+        body = json.dumps(message_of(method, self._params(params), request_id)).encode()
         headers = {**self._headers(method, params), "Host": url.netloc.decode(), "Content-Length": str(len(body))}
         head = [f"POST {url.raw_path.decode()} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
         return "\r\n".join([*head, "", ""]).encode("latin-1") + body

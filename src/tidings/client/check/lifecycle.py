@@ -14,7 +14,7 @@ import httpx2
 from tidings.client.check.http import HttpSession, LegacyHttp
 from tidings.client.check.run import Run
 from tidings.client.check.stdio import StdioSession
-from tidings.client.check.wire import Frame, Listing, Session, Unanswered
+from tidings.client.check.wire import Frame, Session, Unanswered
 from tidings.core.model import Feature
 
 __all__ = ["check_expiry", "check_sessions", "check_sigterm", "check_slow_reader"]
@@ -23,11 +23,12 @@ _EXIT_TIMEOUT = 10.0
 """Seconds to exit after SIGTERM: as long as Docker waits until it kills a process."""
 _EXPIRY_TOLERANCE = 10.0
 """Seconds that a stream may outlive its token: clocks differ, and servers look at intervals."""
-_UNREAD_BYTES = 8 << 20
-"""Bytes of responses that are not read: more than the buffers of a socket or pipe hold by default."""
-_MAX_UNREAD = 100
-"""Requests whose responses are not read. More would only be load, which a slow server takes long to answer. They fill
-the buffers of a pipe, and those of a socket if the lists are long."""
+_ID_LENGTH = 1 << 15
+"""Characters: servers that read lines may have a limit of twice as many bytes."""
+_UNREAD_SOCKET = 160
+"""Requests of this length over HTTP: together more than the buffers of a socket hold by default."""
+_UNREAD_PIPE = 40
+"""The same for a pipe."""
 _ATTEMPTS = 3
 """Requests without an answer, one after the other, until the server is blocked and not only busy."""
 _BLOCKED = 1.0
@@ -61,60 +62,54 @@ async def check_sessions(run: Run) -> None:
 
 
 async def check_slow_reader(run: Run) -> None:
+    """Send many requests without reading. Their ids are long, so that the responses, which repeat them, fill the
+    buffers."""
     session = await run.open(run.sessions[0].era)
-    method = _largest_list(run.before[run.sessions[0]])
+    method = next(iter(run.before[run.sessions[0]]), None)
     if method is None:
         run.skip(["slow-reader"], "the server declares no list")
-        return
-    probe = await session.list(method)
-    size = sum(len(str(page.content)) for page in probe.pages) or 1
-    count = max(10, min(_MAX_UNREAD, _UNREAD_BYTES // size))
-    if isinstance(session, StdioSession):
-        await _check_slow_pipe(run, session, method, count)
+    elif isinstance(session, StdioSession):
+        await _check_slow_pipe(run, session, method)
     elif isinstance(session, HttpSession):
-        await _check_slow_socket(run, session, method, count)
+        await _check_slow_socket(run, session, method)
 
 
-def _largest_list(lists: dict[str, Listing]) -> str | None:
-    sizes = {method: sum(len(str(page.content)) for page in listing.pages) for method, listing in lists.items()}
-    return max(sizes, key=lambda method: sizes[method], default=None)
-
-
-async def _check_slow_pipe(run: Run, session: StdioSession, method: str, count: int) -> None:
-    """Send many requests without reading, then read all responses."""
+async def _check_slow_pipe(run: Run, session: StdioSession, method: str) -> None:
+    """Send requests without reading, then read all responses."""
+    sent = run.transcript.record(session.channel, "sent", f"{_UNREAD_PIPE} × {method} with long ids, nothing is read")
     session.pause()
     answers: list[asyncio.Future[Frame]] = []
-    started = len(run.transcript.frames)
     with suppress(TimeoutError):
-        for _ in range(count):
+        for number in range(_UNREAD_PIPE):
             async with asyncio.timeout(_BLOCKED):
-                answers.append(await session.send(method))
+                answers.append(await session.send_unrecorded(method, _long_id(number)))
     session.resume()
     done, pending = await asyncio.wait(answers, timeout=2 * run.options.timeout)
     failed = [answer for answer in done if answer.exception() is not None]
     if pending or failed:
         message = f"{len(pending) + len(failed)} of {len(answers)} requests had no response after the client read again"
-        run.report.add("slow-reader", message, run.transcript.frames[started : started + 2])
+        run.report.add("slow-reader", message, [sent])
     run.passed("slow-reader")
 
 
-async def _check_slow_socket(run: Run, session: HttpSession, method: str, count: int) -> None:
-    """Send many requests on a connection that is not read, and ask on another one."""
+async def _check_slow_socket(run: Run, session: HttpSession, method: str) -> None:
+    """Send requests on a connection that is not read, and ask on another one."""
     writers: list[asyncio.StreamWriter] = []
-    sent = run.transcript.record("client that does not read", "sent", f"{count} × {method}, pipelined")
+    what = f"{_UNREAD_SOCKET} × {method} with long ids, pipelined, nothing is read"
+    sent = run.transcript.record("client that does not read", "sent", what)
     try:
         writers.append(await _connect_without_reading(session.url))
         if session.era == "modern":
             everything = {f"{feature.value}ListChanged": True for feature in Feature}
-            writers[0].write(session.raw_request("subscriptions/listen", notifications=everything))
+            writers[0].write(session.raw_request("subscriptions/listen", "unread", notifications=everything))
             writers.append(await _connect_without_reading(session.url))
         with suppress(TimeoutError):
-            for _ in range(count):
-                writers[-1].write(session.raw_request(method))
+            for number in range(_UNREAD_SOCKET):
+                writers[-1].write(session.raw_request(method, _long_id(number)))
                 async with asyncio.timeout(_BLOCKED):
                     await writers[-1].drain()
         errors: list[Unanswered] = []
-        for _ in range(count):  # the server works at both, so it reaches the full buffers while this client asks
+        for _ in range(_UNREAD_SOCKET):  # the server works at both, so it reaches the full buffers meanwhile
             try:
                 await session.request(method)
                 errors.clear()
@@ -134,6 +129,10 @@ async def _check_slow_socket(run: Run, session: HttpSession, method: str, count:
             with suppress(OSError):
                 await writer.wait_closed()
     run.passed("slow-reader")
+
+
+def _long_id(number: int) -> str:
+    return f"{number}-".ljust(_ID_LENGTH, "x")
 
 
 async def _connect_without_reading(url: str) -> asyncio.StreamWriter:

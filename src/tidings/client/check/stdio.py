@@ -143,20 +143,23 @@ class StdioSession(Session):
     def _params(self, params: dict[str, Any]) -> dict[str, Any]:
         return modern_params(params) if self.era == "modern" else params
 
-    async def send(self, method: str, **params: Any) -> asyncio.Future[Frame]:
+    async def _send(self, message: dict[str, Any]) -> asyncio.Future[Frame]:
         """Send a request; return the future of its response."""
-        request_id = self.next_id()
-        message = message_of(method, self._params(params), request_id)
-        answer: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
-        self._answers[request_id] = answer
-        self.transcript.record(self.channel, "sent", message)
         if self._tasks[0].done():
             raise Unanswered(f"the process ended{self._last_error()}")
+        answer: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
+        self._answers[message["id"]] = answer
         await self._write(message)
         return answer
 
+    async def send_unrecorded(self, method: str, request_id: str) -> asyncio.Future[Frame]:
+        """Send a request with a long id, which the transcript does not need."""
+        return await self._send(message_of(method, self._params({}), request_id))
+
     async def request(self, method: str, **params: Any) -> Frame:
-        answer = await self.send(method, **params)
+        message = message_of(method, self._params(params), self.next_id())
+        self.transcript.record(self.channel, "sent", message)
+        answer = await self._send(message)
         try:
             async with asyncio.timeout(self.timeout):
                 return await answer
