@@ -101,7 +101,7 @@ async def test_tokens_open_a_protected_server_and_are_never_printed(tmp_path: Pa
     assert finding["message"] == "tools/list is public, and the two tokens get different results"
     assert "Authorization" not in result.stdout
     assert header.status == 0
-    refused.check_error("can't be checked", "401")
+    refused.check_error("can't be checked", "HTTP 401; give a token with --auth-token-file")
 
 
 async def test_a_command_causes_the_change(tmp_path: Path) -> None:

@@ -283,7 +283,7 @@ class DefectiveServer:
         while line := await reader.readline():
             message = json.loads(line)
             method, params = message["method"], message.get("params", {})
-            if method == "notifications/cancelled":
+            if method == "notifications/cancelled" and not self.has("unsubscribe"):
                 self.streams = [each for each in self.streams if each.request_id != params["requestId"]]
             elif method == "subscriptions/listen":
                 self.listen(message["id"], params["notifications"])

@@ -93,7 +93,9 @@ async def check(target: Any, trigger: str | None = None, wait: float = TIMEOUT, 
 # Servers of Tidings
 
 
-@pytest.mark.parametrize("kind", ["mcpserver", "lowlevel", pytest.param("fastmcp", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "kind", ["mcpserver", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("lowlevel", "fastmcp"))]
+)
 async def test_a_live_server_is_clean_over_http(kind: str) -> None:
     with serving(kind) as url:
         report = await check(url, ADD_TO_BOARD)
@@ -102,6 +104,7 @@ async def test_a_live_server_is_clean_over_http(kind: str) -> None:
     assert set(report.latencies) == {"modern", "legacy"}
 
 
+@pytest.mark.slow
 async def test_a_live_server_is_clean_on_stdio() -> None:
     server = stdio_server("mcpserver")
     words = ["env", *(f"{name}={value}" for name, value in (server.env or {}).items()), server.command, *server.args]
@@ -120,6 +123,7 @@ def changing(folder: Path) -> str:
     return f"sh {script}"
 
 
+@pytest.mark.slow
 async def test_a_workspace_is_clean_over_http(board: Path) -> None:
     async with serving_folder(board) as server:
         report = await check(server.url, changing(board), TIMEOUT, "workspace:///sprint.md")

@@ -124,7 +124,9 @@ class Run:
         """Open the first session of each era. Raise `Disconnected` if the server supports none."""
         self.modern, self.legacy = await asyncio.gather(self._try("modern"), self._try("legacy"))
         if not self.sessions:
-            raise Disconnected(f"{self.options.name} can't be checked: {self.refusals[-1]}")
+            reason = self.refusals[-1]
+            hint = "; give a token with --auth-token-file" if "HTTP 401" in reason or "HTTP 403" in reason else ""
+            raise Disconnected(f"{self.options.name} can't be checked: {reason}{hint}")
         self.report.server = self.sessions[0].name
         self.report.transport = self.sessions[0].transport
         self.report.protocols = [MODERN if each.era == "modern" else LEGACY for each in self.sessions]
