@@ -95,12 +95,13 @@ async def test_tokens_open_a_protected_server_and_are_never_printed(tmp_path: Pa
     async with defective("cache-public", tokens) as url:
         result = await check(url, "--second-auth-token-file", second, "--json", token="alice-secret")
         header = await check(url, "--header", "Authorization: Bearer alice-secret", "--only", "cache-hints")
-        refused = await check(url)
+        refused = await check(url.replace("//", "//user:hunter2@"))
     assert result.status == 1
     finding, _ = result.json_lines()
     assert finding["message"] == "tools/list is public, and the two tokens get different results"
     assert "Authorization" not in result.stdout
     assert header.status == 0
+    assert "hunter2" not in refused.stderr
     refused.check_error("can't be checked", "HTTP 401; give a token with --auth-token-file")
 
 

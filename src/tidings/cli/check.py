@@ -11,6 +11,7 @@ from tidings.cli.auth import read_token
 from tidings.cli.options import Token, TokenFile
 from tidings.cli.output import fail
 from tidings.cli.target import Header, read_server
+from tidings.core.redact import redact_uri
 
 __all__ = ["check"]
 
@@ -105,7 +106,7 @@ def check(
         check_url(url)
     options = CheckOptions(
         target=server.words[0] if server.is_http else server.words,
-        name=server.name,
+        name=redact_uri(server.name) if server.is_http else server.name,  # a URL may contain a secret
         headers=server.headers,
         token=server.token,
         second_token=read_token(None, second_auth_token_file) if second_auth_token_file else None,
@@ -118,9 +119,9 @@ def check(
     )
     with show_progress() as on_progress:
         report = run(check_target(options, selected, on_progress), _CLOSE_TIMEOUT)
+    print_report(report, is_json=as_json)
     if sarif is not None:
         write_sarif(report, sarif)
-    print_report(report, is_json=as_json)
     if report.count(Severity.ERROR):
         raise typer.Exit(1)
     if report.problems:
