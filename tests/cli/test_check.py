@@ -24,6 +24,8 @@ from tidings.client.check.rules import RULES
 pytestmark = pytest.mark.anyio
 
 QUICK = ("--quiet-time", 0.3)
+GARBAGE = """sh -c 'while read line; do echo garbage; echo "{\\"id\\": [1]}"; echo "[]"; echo 7; done'"""
+"""A program that answers with lines that are no messages."""
 EVIL = "\x1b[31mred\nerror"
 
 
@@ -140,6 +142,7 @@ async def test_output_has_no_control_characters_of_the_server() -> None:
         (["true", "--replica", "http://127.0.0.1:1/mcp"], "tokens and replicas are for a URL"),
         (["http://127.0.0.1:1/mcp", "--timeout", "0"], "Invalid value for '--timeout'"),
         (["true"], "true can't be checked: the process ended"),
+        ([GARBAGE, "--timeout", "1"], "initialize was not answered within 1 s"),
         (["no-such-command"], "there is no command no-such-command"),
         (["/"], "tidings check 'tidings serve / --stdio'"),
     ],

@@ -109,12 +109,15 @@ class StdioSession(Session):
             stream.receive(message)
             if "id" in content:
                 stream.end("the server ended the subscription")
-        elif "method" not in content and (answer := self._answers.pop(content.get("id"), None)) is not None:
+        elif "method" not in content and (answer := self._take_answer(content.get("id"))) is not None:
             frame = self.transcript.record(self.channel, "received", message)
             if not answer.done():
                 answer.set_result(frame)
         else:
             self.inbox.receive(message)
+
+    def _take_answer(self, request_id: Any) -> asyncio.Future[Frame] | None:
+        return self._answers.pop(request_id, None) if isinstance(request_id, str | int) else None
 
     def _stream_of(self, message: dict[str, Any]) -> Stream | None:
         """Return the stream that a message belongs to, by its subscription id or as the response of the request."""

@@ -15,7 +15,7 @@ from typing import Any
 
 from tidings.client.check.notifications import changed_features
 from tidings.client.check.run import Listener, Run
-from tidings.client.check.wire import UPDATED, Frame, Listing, Session
+from tidings.client.check.wire import UPDATED, Frame, Listing, Session, Unanswered
 from tidings.core.model import Feature
 from tidings.core.redact import one_line
 from tidings.errors import TidingsError
@@ -43,7 +43,11 @@ async def check_trigger(run: Run) -> None:
         await round_.run_trigger()
         await round_.wait()
         await asyncio.sleep(run.options.quiet_time)
-        called = await asyncio.wait_for(calls, run.options.timeout) if round_.is_told_of_tools else None
+        if round_.is_told_of_tools:
+            await asyncio.wait([calls], timeout=2 * run.options.timeout)
+            if not calls.done():
+                raise Unanswered("the new tools were not called in time")
+        called = calls.result() if calls.done() else None
     finally:
         calls.cancel()
         await asyncio.gather(calls, return_exceptions=True)
