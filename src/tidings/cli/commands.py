@@ -11,6 +11,7 @@ from typing import Annotated, cast
 
 import typer
 
+from tidings.cli.check import check
 from tidings.cli.cluster import cluster
 from tidings.cli.config import config
 from tidings.cli.history import history
@@ -41,6 +42,7 @@ app.command("run-tool")(run_tool)
 app.command("validate")(validate)
 app.command("config")(config)
 app.command("watch")(watch)
+app.command("check")(check)
 app.command("history")(history)
 app.command("subscriptions")(subscriptions)
 app.add_typer(cluster, name="cluster")

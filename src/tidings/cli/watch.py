@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import os
-import re
-import shlex
-import shutil
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from tidings.cli.auth import read_token
-from tidings.cli.options import Token, TokenFile, is_url
+from tidings.cli.options import Token, TokenFile
 from tidings.cli.output import fail, print_stderr
+from tidings.cli.target import Header, read_server
 from tidings.core.model import Feature, Operation
 
 __all__ = ["watch"]
 
 _CLOSE_TIMEOUT = 8.0
 """Seconds to close after Ctrl-C. The SDK waits up to seven for a stdio server to end."""
-_HEADER = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([\x20-\x7e]*?)[ \t]*")
 
 
 def watch(
@@ -68,10 +63,7 @@ def watch(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
     legacy: Annotated[bool, typer.Option("--legacy", help="Use a protocol version before 2026-07-28.")] = False,
-    header: Annotated[
-        list[str] | None,
-        typer.Option(help="Send this header with each request to a URL. May be repeated.", metavar="'NAME: VALUE'"),
-    ] = None,
+    header: Header = None,
     auth_token: Token = None,
     auth_token_file: TokenFile = None,
 ) -> None:
@@ -82,73 +74,35 @@ def watch(
     """
     if "" in (uri or []):
         fail("--uri is empty; give the URI of a resource, or a pattern like board://*")
-    words = _split(target)
-    has_url = is_url(words[0], "a command")
-    if has_url and len(words) > 1:
-        fail(f"a URL takes no further arguments, such as {words[1]}")
-    headers = dict(map(_parse_header, header or []))
-    if headers and not has_url:
-        fail("--header is for a URL; a stdio server gets no headers")
-    token = read_token(auth_token, auth_token_file) if has_url else None
-    if any(name.lower() == "authorization" for name in headers):
-        token = None
-    if not has_url:
-        _check_command(words[0])
+    server = read_server("watch", target, header, auth_token, auth_token_file)
 
     from mcp.client.stdio import StdioServerParameters
 
-    from tidings.cli.remote import check_url, run
+    from tidings.cli.remote import run
     from tidings.cli.watch_session import WatchOptions, watch_target
 
-    if has_url:
-        check_url(words[0])
-    options = WatchOptions(
+    command_line: Any = None
+    if not server.is_http:
         # The environment of the user, as if the user had started the command.
-        target=words[0] if has_url else StdioServerParameters(command=words[0], args=words[1:], env={**os.environ}),
-        name=words[0] if has_url else shlex.join(words),
-        transport="http" if has_url else "stdio",
+        command_line = StdioServerParameters(command=server.words[0], args=list(server.words[1:]), env={**os.environ})
+    options = WatchOptions(
+        target=command_line or server.name,
+        name=server.name,
+        transport="http" if server.is_http else "stdio",
         is_legacy=legacy,
-        token=token,
-        headers=headers,
+        token=server.token,
+        headers=server.headers,
         features=frozenset(feature or ([] if uri else Feature)),
         uris=tuple(uri or ()),
         operations=frozenset(operation or Operation),
         is_json=as_json,
         command=command,
     )
-    if has_url:
+    if server.is_http:
         run(watch_target(options))
     else:
         with _escape_server_output():
             run(watch_target(options), _CLOSE_TIMEOUT)
-
-
-def _split(target: Sequence[str]) -> list[str]:
-    """Return the words of the target. A single one may be a whole command in quotes."""
-    if len(target) > 1 or is_url(target[0], "a command"):
-        return list(target)
-    try:
-        words = shlex.split(target[0])
-    except ValueError as error:
-        fail(f"{target[0]}: this is not a command: {error}")
-    if not words:
-        fail("the target is empty; give a URL such as http://127.0.0.1:8765/mcp, or a command")
-    return words
-
-
-def _check_command(command: str) -> None:
-    if Path(command).is_dir():
-        serve = shlex.join(["tidings", "serve", command, "--stdio"])
-        fail(f"{command} is a folder; give the URL of its server, or a command: tidings watch '{serve}'")
-    if shutil.which(command) is None:
-        fail(f"there is no command {command}; give a URL such as http://127.0.0.1:8765/mcp, or a command")
-
-
-def _parse_header(text: str) -> tuple[str, str]:
-    found = _HEADER.fullmatch(text)
-    if found is None:
-        fail("--header: give a header as 'NAME: VALUE', in printable ASCII")  # the value may be a secret
-    return found[1], found[2]
 
 
 @contextmanager

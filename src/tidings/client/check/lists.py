@@ -1,0 +1,90 @@
+"""Checks of the lists: their order, and what they say about caching."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tidings.client.check.run import Run
+from tidings.client.check.wire import Frame, Listing, Session
+
+__all__ = ["check_cache_hints", "check_order", "check_public"]
+
+_SCOPES = ("public", "private")
+_NO_CONTENT = ("_meta", "nextCursor", "ttlMs", "cacheScope")
+
+
+async def check_order(run: Run) -> None:
+    """Compare the lists of several sessions. On stdio, each session is a new process."""
+    listings: list[tuple[Session, dict[str, Listing]]] = list(run.before.items())
+    for first in run.sessions:
+        listings += [(first, await first.lists()) for _ in range(2)]
+        other = await run.open(first.era)
+        listings.append((other, await other.lists()))
+        for url in run.options.replicas:
+            replica = await run.open(first.era, url=url)
+            listings.append((replica, await replica.lists()))
+    for method in dict.fromkeys(method for _, found in listings for method in found):
+        first_session, first_lists = next(each for each in listings if method in each[1])
+        expected = first_lists[method]
+        for session, found in listings:
+            listing = found.get(method)
+            # Only the order is compared: sessions may have different items.
+            if listing is None or set(listing.keys) != set(expected.keys) or listing.keys == expected.keys:
+                continue
+            message = f"{method} has another order in {session.channel} than in {first_session.channel}"
+            run.report.add("list-order", message, [*expected.pages[:1], *listing.pages[:1]])
+            break
+    run.passed("list-order")
+
+
+async def check_cache_hints(run: Run) -> None:
+    if run.modern is None:
+        run.skip(["cache-hints"], run.missing["modern"])
+        return
+    answers = {method: listing.pages for method, listing in run.before[run.modern].items()}
+    if run.modern.discovery is not None:
+        answers["server/discover"] = [run.modern.discovery]
+    if run.uris:
+        answers["resources/read"] = [await run.modern.request("resources/read", uri=run.uris[0])]
+    for method, frames in answers.items():
+        for frame in frames:
+            result = frame.message.get("result")
+            if isinstance(result, dict) and (problem := _find_problem(result)):
+                run.report.add("cache-hints", f"the result of {method} has {problem}", [frame])
+    run.passed("cache-hints")
+
+
+def _find_problem(result: dict[str, Any]) -> str | None:
+    ttl, scope = result.get("ttlMs"), result.get("cacheScope")
+    if not isinstance(ttl, int | float) or isinstance(ttl, bool) or ttl < 0:
+        return "no ttlMs" if ttl is None else f"the ttlMs {ttl!r}"
+    if scope not in _SCOPES:
+        return "no cacheScope" if scope is None else f"the cacheScope {scope!r}"
+    return None
+
+
+async def check_public(run: Run) -> None:
+    if run.modern is None:
+        run.skip(["cache-public"], run.missing["modern"])
+        return
+    if run.options.second_token is None:
+        run.skip(["cache-public"], "a second token is needed: --second-auth-token-file")
+        return
+    first = run.before[run.modern]
+    other = await run.open("modern", token=run.options.second_token)
+    for method, listing in (await other.lists()).items():
+        for mine, theirs in zip(first[method].pages if method in first else (), listing.pages, strict=False):
+            if (_is_public(mine) or _is_public(theirs)) and _content(mine) != _content(theirs):
+                message = f"{method} is public, and the two tokens get different results"
+                run.report.add("cache-public", message, [mine, theirs])
+    run.passed("cache-public")
+
+
+def _is_public(frame: Frame) -> bool:
+    result = frame.message.get("result")
+    return isinstance(result, dict) and result.get("cacheScope") == "public"
+
+
+def _content(frame: Frame) -> dict[str, Any]:
+    """Return the result without what is not content: a cursor or a page token may be made for the caller."""
+    return {name: value for name, value in frame.message["result"].items() if name not in _NO_CONTENT}

@@ -1,0 +1,110 @@
+"""Each rule of `tidings check` finds the server that breaks it, and no other rule does."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from tests.support.defective_server import DefectiveServer
+from tests.support.forking import forked_command
+from tests.support.uvicorn_server import address_of, run_uvicorn
+from tidings.client.check.checks import check_target
+from tidings.client.check.report import Report
+from tidings.client.check.rules import RULES
+from tidings.client.check.run import CheckOptions
+
+pytestmark = pytest.mark.anyio
+
+OPTIONS = CheckOptions(
+    target="", name="defective", token="alice", second_token="bob", trigger="change", timeout=5, quiet_time=0.3
+)
+TOKENS = {"alice": 3600.0, "bob": 3600.0}
+STDIO = {"sigterm", "graceful-end"}
+"""Rules for processes that the check starts."""
+SLOW = frozenset({"slow-reader"})
+"""It makes hundreds of requests, so that only the servers that it is about are checked for it."""
+VARIANTS = {"unchanged": ("unchanged/connect", "unchanged/lists", "unchanged/idle", "unchanged/reconnect")}
+DEFECTS = [defect for rule in RULES if rule not in STDIO for defect in VARIANTS.get(rule, (rule,))]
+EXPIRY = "token-expiry"
+
+
+async def check_http(defect: str = "", rules: frozenset[str] = frozenset(RULES)) -> Report:
+    server = DefectiveServer(defect, TOKENS)
+    async with run_uvicorn(server, http="h11") as running:
+        url = f"http://127.0.0.1:{address_of(running)[1]}/mcp"
+        return await check_target(dataclasses.replace(OPTIONS, target=url), rules)
+
+
+async def check_stdio(defect: str = "", **options: Any) -> Report:
+    command = tuple(forked_command("tests/support/defective_server.py", defect))
+    options = {"target": command, "token": None, "second_token": None, **options}
+    return await check_target(dataclasses.replace(OPTIONS, **options))
+
+
+async def test_the_correct_server_breaks_no_rule() -> None:
+    report = await check_http()
+    assert report.findings == []
+    assert report.problems == []
+    assert report.skipped.keys() == {*STDIO, EXPIRY}
+
+
+async def test_the_correct_server_breaks_no_rule_on_stdio() -> None:
+    report = await check_stdio()
+    assert report.findings == []
+    assert report.problems == []
+    assert {"sigterm", "graceful-end", "told", "told-once", "slow-reader", "unsubscribe"} <= set(report.passed)
+
+
+@pytest.mark.parametrize("defect", [each for each in DEFECTS if each != EXPIRY])
+async def test_a_defect_breaks_its_rule_and_no_other(defect: str) -> None:
+    rules = frozenset(RULES) if defect in SLOW else frozenset(RULES) - SLOW
+    report = await check_http(defect, rules)
+    rule = defect.partition("/")[0]
+    assert report.failed == {rule}, [(each.rule.id, each.message, each.evidence) for each in report.findings]
+    for finding in report.findings:
+        assert finding.message
+        assert finding.evidence
+    assert report.problems == []
+
+
+async def test_a_stream_that_outlives_its_token_is_found() -> None:
+    rules = frozenset({EXPIRY})
+    for defect, failed in (("", set()), (EXPIRY, {EXPIRY})):
+        server = DefectiveServer(defect, {"short": 2.0})
+        async with run_uvicorn(server, http="h11") as running:
+            url = f"http://127.0.0.1:{address_of(running)[1]}/mcp"
+            options = dataclasses.replace(OPTIONS, target=url, token="short", token_expires=2.0)
+            report = await check_target(options, rules)
+        assert report.checked == {EXPIRY}
+        assert report.failed == failed
+
+
+async def test_a_replica_with_another_order_is_found() -> None:
+    async with (
+        run_uvicorn(DefectiveServer(), http="h11") as first,
+        run_uvicorn(server := DefectiveServer(), http="h11") as second,
+    ):
+        urls = [f"http://127.0.0.1:{address_of(each)[1]}/mcp" for each in (first, second)]
+        options = dataclasses.replace(OPTIONS, target=urls[0], replicas=(urls[1],))
+        rules = frozenset({"list-order"})
+        assert (await check_target(options, rules)).findings == []
+        server.tools.reverse()
+        (finding,) = (await check_target(options, rules)).findings
+        assert finding.message.startswith("tools/list has another order in ")
+
+
+async def test_a_cancelled_listen_request_that_is_told_more_is_found() -> None:
+    report = await check_stdio("unsubscribe")
+    assert report.failed == {"unsubscribe"}, report.findings
+    assert {finding.message for finding in report.findings} == {
+        "notifications/tools/list_changed came after the client had cancelled the listen request",
+        "notifications/resources/updated came after the client had cancelled the listen request",
+    }
+
+
+@pytest.mark.parametrize("defect", sorted(STDIO))
+async def test_a_process_that_ends_badly_is_found(defect: str) -> None:
+    report = await check_stdio(defect, trigger=None)
+    assert report.failed == {defect}, report.findings
