@@ -1,0 +1,22 @@
+// A search field.
+
+import { html, useEffect, useRef, useState } from "./htm-preact.js";
+
+const PAUSE = 150; // milliseconds without a key before a search starts
+
+/** Let the user type, and call `onSearch` when they pause. */
+export function Search({ label, value, onSearch }) {
+  const [typed, setTyped] = useState(value);
+  const timer = useRef(null);
+  useEffect(() => {
+    setTyped(value); // a link or the history may have changed it
+    return () => clearTimeout(timer.current);
+  }, [value]);
+  function onInput(event) {
+    const text = event.target.value;
+    setTyped(text);
+    clearTimeout(timer.current);
+    timer.current = setTimeout(() => onSearch(text), PAUSE);
+  }
+  return html`<input type="search" aria-label=${label} placeholder=${label} value=${typed} onInput=${onInput} autocomplete="off" spellcheck=${false} />`;
+}
