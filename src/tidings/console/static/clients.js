@@ -86,7 +86,7 @@ const RECENT = [
 
 function Client({ id, known, isGone, query, go, isView }) {
   const path = `clients/${encodeURIComponent(id)}`;
-  const { data, error } = useData(isGone && !known ? null : path, known);
+  const { data, error } = useData(path, known); // the server keeps some of those that left
   const { overview } = useStateOf("overview");
   const client = data ?? known;
   return html`<aside class="detail" aria-label="Client">
@@ -95,7 +95,7 @@ function Client({ id, known, isGone, query, go, isView }) {
       <a class="close" href=${go("clients", query)} aria-label="Close">✕</a>
     </header>
     ${isGone && html`<p class="note" role="status">This client is no longer connected.</p>`}
-    ${error && !isGone && html`<p class="error" role="alert">${error.message}</p>`}
+    ${error && html`<p class="error" role="alert">${error.message}</p>`}
     ${client &&
     html`<div class="body">
       <dl class="facts">
@@ -163,7 +163,8 @@ function View({ path }) {
   const [feature, setFeature] = useState("tools");
   const items = data?.[feature] ?? [];
   if (error) return html`<p class="error" role="alert">${error.message}</p>`;
-  return html`<${Table}
+  return html`${data?.note && html`<p class="note">${data.note}</p>`}
+    <${Table}
       key=${feature}
       label="Items that the client sees"
       noun="item"

@@ -26,8 +26,8 @@ function Difference({ before, after }) {
     ${!isMissingAfter && html`<div class="after"><${Block} value=${after} label="After" /></div>`}`;
   }
   const [start, end] = common(old, fresh);
-  return html`<pre class="before" tabindex="0" role="region" aria-label="Before"><bdi>${old.slice(0, start)}<del>${old.slice(start, old.length - end)}</del>${old.slice(old.length - end)}</bdi></pre>
-    <pre class="after" tabindex="0" role="region" aria-label="After"><bdi>${fresh.slice(0, start)}<ins>${fresh.slice(start, fresh.length - end)}</ins>${fresh.slice(fresh.length - end)}</bdi></pre>`;
+  return html`<pre class="before" tabindex="0" role="group" aria-label="Before"><bdi>${old.slice(0, start)}<del>${old.slice(start, old.length - end)}</del>${old.slice(old.length - end)}</bdi></pre>
+    <pre class="after" tabindex="0" role="group" aria-label="After"><bdi>${fresh.slice(0, start)}<ins>${fresh.slice(start, fresh.length - end)}</ins>${fresh.slice(fresh.length - end)}</bdi></pre>`;
 }
 
 /** Return how many characters two texts have in common at the start and at the end. */

@@ -126,7 +126,7 @@ export function Table({ label, noun, columns, rows, rowKey, href, current, sort,
         <button class="quiet" onClick=${copy} disabled=${!rows.length}>Copy</button>
       </span>
     </div>
-    <div class="scroller" ref=${scroller} onScroll=${onScroll} onKeyDown=${onKeyDown} tabindex="0" role="region" aria-label=${label}>
+    <div class="scroller" ref=${scroller} onScroll=${onScroll} onKeyDown=${onKeyDown} tabindex="0" role="group" aria-label=${label}>
       <table aria-label=${label} aria-rowcount=${sorted.length + 1}>
         <colgroup>
           ${columns.map((each) => html`<col class=${each.isExtra ? "extra" : ""} style=${{ width: each.width ?? "auto" }} />`)}

@@ -42,7 +42,7 @@ export function Block({ value, label }) {
   const text = visible(asText(value));
   const isLong = text.length > LONG;
   return html`<div class="block">
-    <pre tabindex="0" aria-label=${label} role="region"><bdi>${isWhole ? text : shorten(text, LONG)}</bdi></pre>
+    <pre tabindex="0" role="group" aria-label=${label}><bdi>${isWhole ? text : shorten(text, LONG)}</bdi></pre>
     ${isLong &&
     html`<button class="link" onClick=${() => setWhole(!isWhole)}>
       ${isWhole ? "Show less" : `Show all ${number(text.length)} characters`}
