@@ -31,6 +31,7 @@ export function Catalog({ feature, itemKey, query, go }) {
   const text = query.get("text") ?? "";
   const items = data?.[feature]?.items ?? [];
   const rows = useMemo(() => {
+    if (!text) return items;
     const wanted = text.toLowerCase();
     return items.filter((item) => [item.key, item.name, item.title, item.description].some((each) => each?.toLowerCase().includes(wanted)));
   }, [items, text]);

@@ -4,7 +4,9 @@ import { useEffect, useRef, useState } from "./htm-preact.js";
 import { connect, get } from "./api.js";
 
 const PAGE = 200; // changes per request
+const MOST_MISSED = 1000; // the server keeps no more
 const MOST_CHANGES = 10_000; // older ones are dropped here, and can be loaded again
+const RELOAD_PAUSE = 500; // milliseconds between two loads of the same data
 const MOST_SAMPLES = 300; // five minutes, one sample per second
 
 export const state = {
@@ -55,21 +57,25 @@ export function useStateOf(...parts) {
 /**
  * Return `{data, error, reload}` of a path below `api/`, or of nothing if `path` is null.
  *
- * It is loaded again when `version` changes, at most twice per second. Until the answer is here, the old data stays.
+ * It is loaded again when `version` changes, but not all the time: after a load that took long comes a long pause. Until
+ * the answer is here, the old data stays.
  */
 export function useData(path, version = null) {
   const [answer, setAnswer] = useState({ path: null, data: null, error: null });
   const [attempt, setAttempt] = useState(0);
-  const loaded = useRef({ path: null, time: 0 });
+  const loaded = useRef({ path: null, next: 0 });
   useEffect(() => {
     if (path === null) return undefined;
     const controller = new AbortController();
     const isSame = loaded.current.path === path;
-    const wait = isSame ? Math.max(0, loaded.current.time + 500 - Date.now()) : 0;
+    const wait = isSame ? Math.max(0, loaded.current.next - Date.now()) : 0;
     const timer = setTimeout(async () => {
-      loaded.current = { path, time: Date.now() };
+      const start = Date.now();
+      loaded.current = { path, next: start + RELOAD_PAUSE };
       try {
         setAnswer({ path, data: await get(path, controller.signal), error: null });
+        const end = Date.now();
+        loaded.current.next = end + Math.max(RELOAD_PAUSE, 10 * (end - start));
       } catch (error) {
         if (error.name !== "AbortError") setAnswer((old) => ({ path, data: old.path === path ? old.data : null, error }));
       }
@@ -144,8 +150,26 @@ export async function loadOlderChanges() {
   notify("changes");
 }
 
+let isFilling = false;
+
+/** Load the newest changes again: of a burst, the server sends only the last ones as events. */
+async function loadMissedChanges() {
+  if (isFilling || queued) return;
+  isFilling = true;
+  try {
+    const { changes } = await get(`changes?limit=${MOST_MISSED}`);
+    const loaded = new Map([...state.changes, ...changes].map((change) => [change.id, change]));
+    state.changes = [...loaded.values()].sort((a, b) => b.id - a.id).slice(0, MOST_CHANGES);
+    notify("changes");
+  } catch {
+    // The connection is lost too: its next hello loads everything.
+  }
+  isFilling = false;
+}
+
 const APPLY = {
   change(change) {
+    if (state.changes.length && change.id > state.changes[0].id + 1) loadMissedChanges();
     const index = state.changes.findIndex((each) => each.id === change.id);
     const rest = index === -1 ? state.changes : state.changes.toSpliced(index, 1);
     if (rest.length >= MOST_CHANGES) state.hasMoreChanges = true;
