@@ -42,8 +42,8 @@ class Console:
         self._record.start()
         server.subscriptions.client_observer = self._record
         server.bridge.on_bind(self._start)
-        if server.bridge.is_bound_here:
-            self._start()
+        if server.bridge.is_bound:
+            server.bridge.call(self._start)
 
     def routes(self, mode: Mode, token: str | None, security: TransportSecuritySettings | None) -> list[Route]:
         """Return the routes for `/console` and everything below. `security` has the accepted Host headers."""
