@@ -8,6 +8,8 @@ const PAUSE = 150; // milliseconds without a key before a search starts
 export function Search({ label, value, onSearch }) {
   const [typed, setTyped] = useState(value);
   const timer = useRef(null);
+  const latest = useRef(null); // the view may have changed when the pause is over
+  latest.current = onSearch;
   useEffect(() => {
     setTyped(value); // a link or the history may have changed it
     return () => clearTimeout(timer.current);
@@ -16,7 +18,7 @@ export function Search({ label, value, onSearch }) {
     const text = event.target.value;
     setTyped(text);
     clearTimeout(timer.current);
-    timer.current = setTimeout(() => onSearch(text), PAUSE);
+    timer.current = setTimeout(() => latest.current(text), PAUSE);
   }
   return html`<input type="search" aria-label=${label} placeholder=${label} value=${typed} onInput=${onInput} autocomplete="off" spellcheck=${false} />`;
 }
