@@ -18,6 +18,8 @@ from enum import StrEnum
 from itertools import count
 from typing import Final
 
+import msgspec
+
 from tidings.core.counts import SuppressionReason
 from tidings.core.hub import Hub
 from tidings.core.mailbox import NEVER, is_topic_muted
@@ -62,6 +64,9 @@ class State(StrEnum):
     """The subscription ended while the change was pending."""
 
 
+_NO_COUNTS: Final = dict.fromkeys(State, 0)
+
+
 class Delivery:
     """One change for one subscriber that was not told immediately."""
 
@@ -76,61 +81,43 @@ class Delivery:
         self.is_fetched = False
 
 
-class PublishedChange:
-    """The changes of one topic in one publication."""
+class PublishedChange(msgspec.Struct, eq=False, kw_only=True):
+    """The changes of one topic in one publication. A struct, because one is made for each publication."""
 
-    __slots__ = (
-        "changes",
-        "counts",
-        "deadline",
-        "deliveries",
-        "fetched",
-        "id",
-        "is_missing_exceptions",
-        "is_truncated",
-        "keys",
-        "latency",
-        "max_latency",
-        "published",
-        "reached",
-        "size",
-        "time",
-        "topic",
-        "unable",
-        "version",
-    )
-
-    def __init__(self, id: int, notification: Notification, changes: tuple[Change, ...], keys: list[Topic]) -> None:
-        self.id = id
-        self.topic = notification.topic
-        self.version = notification.version
-        self.time = changes[0].time
-        self.changes = changes[:_MAX_ITEMS]
-        self.keys = keys
-        """The subscriptions that matched."""
-        self.is_truncated = len(changes) > _MAX_ITEMS
-        """Whether items or exceptions are missing."""
-        self.is_missing_exceptions = False
-        self.size = sum(_size(change) for change in self.changes)
-        self.published = self.time
-        self.latency = 0.0
-        """Of the subscribers that were told immediately."""
-        self.max_latency = 0.0
-        self.reached = 0
-        """The subscribers that had to be told."""
-        self.counts = dict.fromkeys(State, 0)
-        """The exceptions that are in each state now."""
-        self.deliveries: dict[int, Delivery] = {}
-        """The exceptions, by the id of the client."""
-        self.fetched = 0
-        """The clients that were told and fetched in time."""
-        self.unable = 0
-        """The subscribers among `reached` that fetch nothing: callbacks and webhooks."""
-        self.deadline = 0.0
-        """When the last client that was told has to have fetched."""
+    id: int
+    topic: Topic
+    version: Version
+    time: float
+    changes: tuple[Change, ...]
+    """At most `_MAX_ITEMS`."""
+    keys: list[Topic]
+    """The subscriptions that matched."""
+    is_truncated: bool
+    """Whether items or exceptions are missing."""
+    is_missing_exceptions: bool = False
+    size: int
+    """Bytes of the definitions."""
+    published: float
+    latency: float = 0.0
+    """Of the subscribers that were told immediately."""
+    max_latency: float = 0.0
+    reached: int
+    """The subscribers that had to be told."""
+    unable: int = 0
+    """Those among them that fetch nothing: callbacks and webhooks."""
+    counts: dict[State, int] = msgspec.field(default_factory=_NO_COUNTS.copy)
+    """The exceptions that are in each state now."""
+    deliveries: dict[int, Delivery] = msgspec.field(default_factory=dict)
+    """The exceptions, by the id of the client."""
+    fetched: int = 0
+    """The clients that were told and fetched in time."""
+    deadline: float = 0.0
+    """When the last client that was told has to have fetched."""
 
     @property
     def told(self) -> int:
+        if not self.deliveries and not self.is_missing_exceptions:
+            return self.reached
         counts = self.counts
         return self.reached - sum(counts.values()) + counts[State.TOLD]
 
@@ -151,10 +138,12 @@ class PublishedChange:
 class _Key:
     """A feature, URI or pattern that is watched."""
 
-    __slots__ = ("count", "last", "watchers")
+    __slots__ = ("count", "last", "unable", "watchers")
 
     def __init__(self) -> None:
         self.watchers = 0
+        self.unable = 0
+        """The watchers that fetch nothing."""
         self.count = 0
         """The publications that reached all watchers of this key, and only these."""
         self.last: PublishedChange | None = None
@@ -282,8 +271,6 @@ class Record(Observer):
         self._closed: deque[RecordedClient] = deque()
         self._left: dict[Subscriber, RecordedClient] = {}
         """The subscribers that were closed during the present publication."""
-        self._unable: dict[RecordedClient, None] = {}
-        """The open subscribers that fetch nothing."""
         self._keys: dict[Topic, _Key] = {}
         self._same: dict[Hashable, dict[RecordedClient, None]] = {}
         """The open clients by their identity; the one that fetched last is the last."""
@@ -328,8 +315,6 @@ class Record(Observer):
     def opened(self, subscriber: Subscriber) -> None:
         client = RecordedClient(next(self._ids), subscriber, self._now())
         self.clients[client.id] = self._open[subscriber] = client
-        if not client.can_fetch:
-            self._unable[client] = None
         self._touch_client(client)
 
     def client_connected(self, subscriber: Subscriber, client: ClientIdentity) -> None:
@@ -349,6 +334,7 @@ class Record(Observer):
                 if key is None:
                     key = self._keys[topic] = _Key()
                 key.watchers += 1
+                key.unable += not client.can_fetch
                 client.watches[topic] = _Watch(self.last_id, key.count)
         self._touch_client(client)
 
@@ -374,7 +360,6 @@ class Record(Observer):
                 self._set_state(change, client, delivery, State.CLOSED, reason.value)
         client.pending, client.sent = {}, {}
         client.subscriber, client.closed = None, reason.value
-        self._unable.pop(client, None)
         same = self._same.get(client.identity.key)
         if same is not None:
             same.pop(client, None)
@@ -393,6 +378,7 @@ class Record(Observer):
         client.last = self._newer(client, key, watch, client.last)
         client.ended.append((topic, watch.since, self.last_id))
         key.watchers -= 1
+        key.unable -= not client.can_fetch
         if not key.watchers:
             del self._keys[topic]
 
@@ -416,8 +402,24 @@ class Record(Observer):
         keys: list[Topic],
     ) -> None:
         self.last_id += 1
-        change = self._current = PublishedChange(self.last_id, notification, changes, keys)
-        change.reached = len(subscribers)
+        is_truncated = len(changes) > _MAX_ITEMS
+        kept = changes[:_MAX_ITEMS] if is_truncated else changes
+        time = changes[0].time
+        size = 0
+        for each in kept:
+            size += _size(each)
+        change = self._current = PublishedChange(
+            id=self.last_id,
+            topic=notification.topic,
+            version=notification.version,
+            time=time,
+            published=time,
+            changes=kept,
+            keys=keys,
+            is_truncated=is_truncated,
+            size=size,
+            reached=len(subscribers),
+        )
         self.changes.append(change)
         self._by_id[change.id] = change
         known = self._by_topic.get(change.topic)
@@ -425,16 +427,17 @@ class Record(Observer):
             self._by_topic[change.topic] = deque((change,))
         else:
             known.append(change)
-        self._size += change.size
+        self._size += size
         if len(keys) == 1:
             key = self._keys.get(change.topic)
             if key is not None:
                 key.count += 1
+                change.unable = key.unable
         else:
             self._audience = [self._open[subscriber] for subscriber in subscribers]
             for client in self._audience:
                 client.base += 1
-        change.unable = sum(any(key in client.watches for key in keys) for client in self._unable)
+                change.unable += not client.can_fetch
         if len(self.changes) > _MAX_CHANGES or self._size > _MAX_BYTES:
             self._drop_oldest()
 
@@ -442,7 +445,8 @@ class Record(Observer):
         change, self._current = self._current, None
         if change is None:
             return
-        self._left.clear()
+        if self._left:
+            self._left.clear()
         now = change.published = self._now()
         change.latency = max(0.0, now - change.time)
         if change.told:
@@ -713,4 +717,5 @@ _REASONS: Final = {
 
 
 def _size(change: Change) -> int:
-    return sum(len(item.json) for item in (change.item, change.before) if item is not None)
+    item, before = change.item, change.before
+    return (0 if item is None else len(item.json)) + (0 if before is None else len(before.json))
