@@ -42,6 +42,8 @@ _MAX_DELIVERIES = 50_000
 """Exceptions of all changes, some 200 bytes each."""
 _MAX_CLOSED = 500
 """Clients that are kept after they have left."""
+_MAX_LEFT = 64
+"""Subscribers that were just closed."""
 _MAX_ENDED = 100
 """Subscriptions of one client that are kept after they have ended."""
 _MAX_FETCHES = 32
@@ -270,7 +272,8 @@ class Record(Observer):
         self._open: dict[Subscriber, RecordedClient] = {}
         self._closed: deque[RecordedClient] = deque()
         self._left: dict[Subscriber, RecordedClient] = {}
-        """The subscribers that were closed during the present publication."""
+        """The subscribers that were closed last: their turn in the present publication may still come, or they were
+        closed by what they were told."""
         self._keys: dict[Topic, _Key] = {}
         self._same: dict[Hashable, dict[RecordedClient, None]] = {}
         """The open clients by their identity; the one that fetched last is the last."""
@@ -351,8 +354,9 @@ class Record(Observer):
         client = self._open.pop(subscriber, None)
         if client is None:
             return
-        if self._current is not None:
-            self._left[subscriber] = client  # its turn in the present publication may still come
+        self._left[subscriber] = client
+        if self._current is None and len(self._left) > _MAX_LEFT:
+            del self._left[next(iter(self._left))]
         for topic in list(client.watches):
             self._unwatch(client, topic)
         for change, delivery in (*client.pending.values(), *client.sent.values()):
@@ -495,7 +499,7 @@ class Record(Observer):
         client.sent[topic] = pending
 
     def delivered(self, subscriber: Subscriber, notification: Notification, seconds: float) -> None:
-        client, topic = self._open.get(subscriber), notification.topic
+        client, topic = self._open.get(subscriber) or self._left.get(subscriber), notification.topic
         if client is None:
             return
         sent = client.sent.pop(topic, None) or client.pending.pop(topic, None)
