@@ -18,6 +18,8 @@ from enum import StrEnum
 from itertools import count
 from typing import Final
 
+import msgspec
+
 from tidings.core.counts import SuppressionReason
 from tidings.core.hub import Hub
 from tidings.core.mailbox import NEVER, is_topic_muted
@@ -40,6 +42,8 @@ _MAX_DELIVERIES = 50_000
 """Exceptions of all changes, some 200 bytes each."""
 _MAX_CLOSED = 500
 """Clients that are kept after they have left."""
+_MAX_LEFT = 64
+"""Subscribers that were just closed."""
 _MAX_ENDED = 100
 """Subscriptions of one client that are kept after they have ended."""
 _MAX_FETCHES = 32
@@ -62,6 +66,9 @@ class State(StrEnum):
     """The subscription ended while the change was pending."""
 
 
+_NO_COUNTS: Final = dict.fromkeys(State, 0)
+
+
 class Delivery:
     """One change for one subscriber that was not told immediately."""
 
@@ -76,61 +83,43 @@ class Delivery:
         self.is_fetched = False
 
 
-class PublishedChange:
-    """The changes of one topic in one publication."""
+class PublishedChange(msgspec.Struct, eq=False, kw_only=True):
+    """The changes of one topic in one publication. A struct, because one is made for each publication."""
 
-    __slots__ = (
-        "changes",
-        "counts",
-        "deadline",
-        "deliveries",
-        "fetched",
-        "id",
-        "is_missing_exceptions",
-        "is_truncated",
-        "keys",
-        "latency",
-        "max_latency",
-        "published",
-        "reached",
-        "size",
-        "time",
-        "topic",
-        "unable",
-        "version",
-    )
-
-    def __init__(self, id: int, notification: Notification, changes: tuple[Change, ...], keys: list[Topic]) -> None:
-        self.id = id
-        self.topic = notification.topic
-        self.version = notification.version
-        self.time = changes[0].time
-        self.changes = changes[:_MAX_ITEMS]
-        self.keys = keys
-        """The subscriptions that matched."""
-        self.is_truncated = len(changes) > _MAX_ITEMS
-        """Whether items or exceptions are missing."""
-        self.is_missing_exceptions = False
-        self.size = sum(_size(change) for change in self.changes)
-        self.published = self.time
-        self.latency = 0.0
-        """Of the subscribers that were told immediately."""
-        self.max_latency = 0.0
-        self.reached = 0
-        """The subscribers that had to be told."""
-        self.counts = dict.fromkeys(State, 0)
-        """The exceptions that are in each state now."""
-        self.deliveries: dict[int, Delivery] = {}
-        """The exceptions, by the id of the client."""
-        self.fetched = 0
-        """The clients that were told and fetched in time."""
-        self.unable = 0
-        """The subscribers among `reached` that fetch nothing: callbacks and webhooks."""
-        self.deadline = 0.0
-        """When the last client that was told has to have fetched."""
+    id: int
+    topic: Topic
+    version: Version
+    time: float
+    changes: tuple[Change, ...]
+    """At most `_MAX_ITEMS`."""
+    keys: list[Topic]
+    """The subscriptions that matched."""
+    is_truncated: bool
+    """Whether items or exceptions are missing."""
+    is_missing_exceptions: bool = False
+    size: int
+    """Bytes of the definitions."""
+    published: float
+    latency: float = 0.0
+    """Of the subscribers that were told immediately."""
+    max_latency: float = 0.0
+    reached: int
+    """The subscribers that had to be told."""
+    unable: int = 0
+    """Those among them that fetch nothing: callbacks and webhooks."""
+    counts: dict[State, int] = msgspec.field(default_factory=_NO_COUNTS.copy)
+    """The exceptions that are in each state now."""
+    deliveries: dict[int, Delivery] = msgspec.field(default_factory=dict)
+    """The exceptions, by the id of the client."""
+    fetched: int = 0
+    """The clients that were told and fetched in time."""
+    deadline: float = 0.0
+    """When the last client that was told has to have fetched."""
 
     @property
     def told(self) -> int:
+        if not self.deliveries and not self.is_missing_exceptions:
+            return self.reached
         counts = self.counts
         return self.reached - sum(counts.values()) + counts[State.TOLD]
 
@@ -151,10 +140,12 @@ class PublishedChange:
 class _Key:
     """A feature, URI or pattern that is watched."""
 
-    __slots__ = ("count", "last", "watchers")
+    __slots__ = ("count", "last", "unable", "watchers")
 
     def __init__(self) -> None:
         self.watchers = 0
+        self.unable = 0
+        """The watchers that fetch nothing."""
         self.count = 0
         """The publications that reached all watchers of this key, and only these."""
         self.last: PublishedChange | None = None
@@ -281,9 +272,8 @@ class Record(Observer):
         self._open: dict[Subscriber, RecordedClient] = {}
         self._closed: deque[RecordedClient] = deque()
         self._left: dict[Subscriber, RecordedClient] = {}
-        """The subscribers that were closed during the present publication."""
-        self._unable: dict[RecordedClient, None] = {}
-        """The open subscribers that fetch nothing."""
+        """The subscribers that were closed last: their turn in the present publication may still come, or they were
+        closed by what they were told."""
         self._keys: dict[Topic, _Key] = {}
         self._same: dict[Hashable, dict[RecordedClient, None]] = {}
         """The open clients by their identity; the one that fetched last is the last."""
@@ -328,8 +318,6 @@ class Record(Observer):
     def opened(self, subscriber: Subscriber) -> None:
         client = RecordedClient(next(self._ids), subscriber, self._now())
         self.clients[client.id] = self._open[subscriber] = client
-        if not client.can_fetch:
-            self._unable[client] = None
         self._touch_client(client)
 
     def client_connected(self, subscriber: Subscriber, client: ClientIdentity) -> None:
@@ -349,6 +337,7 @@ class Record(Observer):
                 if key is None:
                     key = self._keys[topic] = _Key()
                 key.watchers += 1
+                key.unable += not client.can_fetch
                 client.watches[topic] = _Watch(self.last_id, key.count)
         self._touch_client(client)
 
@@ -365,8 +354,9 @@ class Record(Observer):
         client = self._open.pop(subscriber, None)
         if client is None:
             return
-        if self._current is not None:
-            self._left[subscriber] = client  # its turn in the present publication may still come
+        self._left[subscriber] = client
+        if self._current is None and len(self._left) > _MAX_LEFT:
+            del self._left[next(iter(self._left))]
         for topic in list(client.watches):
             self._unwatch(client, topic)
         for change, delivery in (*client.pending.values(), *client.sent.values()):
@@ -374,7 +364,6 @@ class Record(Observer):
                 self._set_state(change, client, delivery, State.CLOSED, reason.value)
         client.pending, client.sent = {}, {}
         client.subscriber, client.closed = None, reason.value
-        self._unable.pop(client, None)
         same = self._same.get(client.identity.key)
         if same is not None:
             same.pop(client, None)
@@ -393,6 +382,7 @@ class Record(Observer):
         client.last = self._newer(client, key, watch, client.last)
         client.ended.append((topic, watch.since, self.last_id))
         key.watchers -= 1
+        key.unable -= not client.can_fetch
         if not key.watchers:
             del self._keys[topic]
 
@@ -416,8 +406,24 @@ class Record(Observer):
         keys: list[Topic],
     ) -> None:
         self.last_id += 1
-        change = self._current = PublishedChange(self.last_id, notification, changes, keys)
-        change.reached = len(subscribers)
+        is_truncated = len(changes) > _MAX_ITEMS
+        kept = changes[:_MAX_ITEMS] if is_truncated else changes
+        time = changes[0].time
+        size = 0
+        for each in kept:
+            size += _size(each)
+        change = self._current = PublishedChange(
+            id=self.last_id,
+            topic=notification.topic,
+            version=notification.version,
+            time=time,
+            published=time,
+            changes=kept,
+            keys=keys,
+            is_truncated=is_truncated,
+            size=size,
+            reached=len(subscribers),
+        )
         self.changes.append(change)
         self._by_id[change.id] = change
         known = self._by_topic.get(change.topic)
@@ -425,16 +431,17 @@ class Record(Observer):
             self._by_topic[change.topic] = deque((change,))
         else:
             known.append(change)
-        self._size += change.size
+        self._size += size
         if len(keys) == 1:
             key = self._keys.get(change.topic)
             if key is not None:
                 key.count += 1
+                change.unable = key.unable
         else:
             self._audience = [self._open[subscriber] for subscriber in subscribers]
             for client in self._audience:
                 client.base += 1
-        change.unable = sum(any(key in client.watches for key in keys) for client in self._unable)
+                change.unable += not client.can_fetch
         if len(self.changes) > _MAX_CHANGES or self._size > _MAX_BYTES:
             self._drop_oldest()
 
@@ -442,7 +449,8 @@ class Record(Observer):
         change, self._current = self._current, None
         if change is None:
             return
-        self._left.clear()
+        if self._left:
+            self._left.clear()
         now = change.published = self._now()
         change.latency = max(0.0, now - change.time)
         if change.told:
@@ -491,7 +499,7 @@ class Record(Observer):
         client.sent[topic] = pending
 
     def delivered(self, subscriber: Subscriber, notification: Notification, seconds: float) -> None:
-        client, topic = self._open.get(subscriber), notification.topic
+        client, topic = self._open.get(subscriber) or self._left.get(subscriber), notification.topic
         if client is None:
             return
         sent = client.sent.pop(topic, None) or client.pending.pop(topic, None)
@@ -713,4 +721,5 @@ _REASONS: Final = {
 
 
 def _size(change: Change) -> int:
-    return sum(len(item.json) for item in (change.item, change.before) if item is not None)
+    item, before = change.item, change.before
+    return (0 if item is None else len(item.json)) + (0 if before is None else len(before.json))
