@@ -8,21 +8,27 @@ import re
 import shutil
 import signal
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 from mcp.client.client import Client
+from mcp.server.mcpserver import MCPServer
 from mcp_types import Implementation
 from playwright.async_api import Browser, Locator, Page, expect
 
 from tests.support.browser import chromium, needs_browser, open_page
 from tests.support.command import DEADLINE, EXAMPLE, TOKEN, replace_file, serving, start_command
+from tests.support.http_server import example_server
+from tests.support.receiver import receiving
+from tests.support.uvicorn_server import address_of, run_uvicorn
 from tests.support.waiting import free_port
 from tests.support.wire_clients import LegacyWire, http
 from tests.typescript.node import MODULES
+from tidings import Live
+from tidings.cluster.embedded import EmbeddedNats
 
 __all__ = ["http"]
 
@@ -71,6 +77,17 @@ async def serving_board(folder: Path, *options: object) -> AsyncIterator[Served]
     async with start_command("serve", folder, "--port", 0, "--json", "--quiet", *options) as process:
         line = await asyncio.wait_for(process.stdout.readline(), DEADLINE)
         yield Served(folder, json.loads(line)["url"])
+
+
+@asynccontextmanager
+async def serving_live(server: Any) -> AsyncIterator[tuple[Live, str]]:
+    """Serve in this process, with a console that may write."""
+    live = Live(server)
+    async with run_uvicorn(live.http_app(console="write")) as running:
+        try:
+            yield live, f"http://127.0.0.1:{address_of(running)[1]}"
+        finally:
+            live.stop()
 
 
 @pytest.fixture(scope="module")
@@ -215,6 +232,29 @@ async def test_the_overview_shows_streams_rates_and_a_problem_by_file_and_line(
         await expect(page.get_by_role("img", name="Deliveries per second: now")).to_be_visible()
         await page.locator(".tile", has_text="Clients").get_by_role("link").click()
         await expect(row(page, "Clients", "counted")).to_be_visible()
+
+
+async def test_the_overview_shows_a_webhook_that_fails(browser: Browser) -> None:
+    async with receiving() as receiver, serving_live(example_server()) as (live, url):
+        receiver.answers(500)
+        live.webhooks.put("ci", receiver.url, "tools")
+        async with open_page(browser, f"{url}/console#/overview") as page:
+            await expect(row(page, "Webhooks", "ci")).to_contain_text("active")
+            live.server.add_tool(lambda: "", name="new")
+            await expect(row(page, "Webhooks", "ci")).to_contain_text(re.compile(r"retrying.*[1-9].*500"))
+            await expect(page.locator(".tile", has_text="Failures")).to_contain_text(re.compile("webhook [1-9]"))
+
+
+async def test_the_overview_shows_each_replica_with_its_digests(browser: Browser, tmp_path: Path) -> None:
+    with EmbeddedNats() as nats:
+        async with (
+            serving_board(tmp_path / "board", "--nats", nats.url) as server,
+            serving(server.folder, "--nats", nats.url),
+            open_page(browser, server.page("overview")) as page,
+        ):
+            await expect(page.get_by_role("table", name="Replicas").locator("tbody tr")).to_have_count(2)
+            await expect(row(page, "Replicas", "this one")).to_be_visible()
+            await expect(row(page, "Replicas", "differs")).to_have_count(0)
 
 
 async def test_hostile_names_are_only_text(browser: Browser, server: Served) -> None:
@@ -373,3 +413,64 @@ async def check_accessibility(page: Page) -> None:
     found = await page.evaluate("axe.run()")
     summary = [(each["id"], [node["html"][:200] for node in each["nodes"]]) for each in found["violations"]]
     assert summary == []
+
+
+CLIENTS, ITEMS = 5_000, 10_000
+SCROLL = """async () => {
+  const scroller = document.querySelector(".filling .scroller");
+  let rows = 0;
+  for (let step = 0; step < 100; step++) {
+    scroller.scrollTop += step % 10 === 9 ? 10_000 : 300;
+    await new Promise((resolve) => requestAnimationFrame(() => setTimeout(resolve)));
+    rows = Math.max(rows, scroller.querySelectorAll("tr").length);
+  }
+  return rows;
+}"""
+"""Scrolls to all parts of the table, a frame for each step, and returns how many rows there were at most."""
+
+
+@pytest.mark.alone
+async def test_thousands_of_clients_and_items_scroll_without_a_long_task(
+    browser: Browser, request: pytest.FixtureRequest
+) -> None:
+    server: Any = MCPServer("large", log_level="CRITICAL")
+    for number in range(ITEMS):
+        server.add_tool(example_tool, name=f"tool_{number}")
+    async with AsyncExitStack() as stack:
+        live, url = await stack.enter_async_context(serving_live(server))
+        for _ in range(CLIENTS):
+            await stack.enter_async_context(live.listen("tools"))
+        for view, count in {"catalog/tools": f"{ITEMS:,} items", "clients": f"{CLIENTS:,} clients"}.items():
+            async with open_page(browser, f"{url}/console#/{view}") as page:
+                await expect(page.get_by_role("status").filter(has_text=count)).to_be_visible()
+                server.add_tool(example_tool, name=f"new_{view}")  # each client is told meanwhile
+                await browser.start_tracing(page=page, categories=["toplevel"])
+                rows = await page.evaluate(SCROLL)
+                longest = longest_task(json.loads(await browser.stop_tracing())["traceEvents"])
+                text = f"{view}: at most {rows} rows in the page; the longest task took {longest:.0f} ms of CPU"
+                request.node.add_report_section("call", view, text)  # -rP shows it
+                assert rows < 100
+                assert longest < 100
+
+
+def example_tool(text: str) -> str:
+    """Do something with a text."""
+    return text
+
+
+def longest_task(events: list[Any]) -> float:
+    """Return the milliseconds of CPU of the longest task of a page: a busy machine makes all tasks last longer."""
+    threads = {
+        (event["pid"], event["tid"])
+        for event in events
+        if event.get("name") == "thread_name" and event["args"]["name"] == "CrRendererMain"
+    }
+    tasks = [
+        event["tdur"] / 1000
+        for event in events
+        if event.get("name") in ("RunTask", "ThreadControllerImpl::RunTask")
+        and (event["pid"], event["tid"]) in threads
+        and "tdur" in event
+    ]
+    assert tasks
+    return float(max(tasks))
