@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import random
 from collections import Counter, defaultdict
-from typing import Any
 
 import pytest
 from hypothesis import settings
 from hypothesis.stateful import invariant, run_state_machine_as_test
 
 from tests.support.promises.machine import Machine
-from tests.support.readers import Clock
-from tidings import BUSY, Catalog, Feature, Filter, Hub, Notification, Policy, Reason, Subscriber, Topic
-from tidings.console import record
+from tidings import Hub, Notification, Subscriber, Topic
 from tidings.console.record import PublishedChange, Record, RecordedClient, State
 from tidings.core.observer import Observer
 
