@@ -56,7 +56,7 @@ class ConsoleRoutes:
             Route("/console", self._page(self._index)),
             Route("/console/", self._page(_redirect_to_page)),
             Route("/console/login", self._page(self._access.log_in), methods=["POST"]),
-            Route("/console/logout", self._post(self._log_out), methods=["POST"]),
+            Route("/console/logout", self._post(self._log_out, writes=False), methods=["POST"]),
             Route("/console/static/{name}", self._page(self._file)),
             Route("/console/api/overview", self._get(views.overview)),
             Route("/console/api/changes", self._get(views.changes)),

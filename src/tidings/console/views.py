@@ -451,6 +451,8 @@ class Views:
             return await self._server.list_reader.call(method, params)
         except MCPError as error:
             raise TidingsError(f"{method}: {error.error.message}") from None
+        except Exception as error:  # of the user's code, or of the SDK for invalid params
+            raise TidingsError(f"{method} failed: {type(error).__name__}: {error}") from None
 
 
 def _webhook(durable: dict[str, Any]) -> dict[str, Any]:

@@ -280,8 +280,9 @@ class LegacyStreams:
 
     def end_stream_of(self, subscriber: Subscriber) -> bool:
         """End the streams of a session. Its client may open another one. Return False if there is none."""
-        responses = next((each.responses for each in self._sessions.values() if each.subscriber is subscriber), [])
-        for response in list(responses):
+        sessions = [session for session in self._sessions.values() if session.subscriber is subscriber]
+        responses = [response for session in sessions for response in session.responses]
+        for response in responses:
             self._open[response].end(Reason.REVOKED)
         return bool(responses)
 
