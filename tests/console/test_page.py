@@ -147,7 +147,7 @@ async def test_only_changes_that_a_client_was_told_of_and_never_fetched(browser:
         await expect(row(page, "Changes", "forgotten")).to_be_visible()  # after 30 seconds
         await row(page, "Changes", "forgotten").click()
         await page.get_by_role("button", name="not refetched").click()
-        await expect(row(page, "Deliveries", "idle")).to_contain_text("not within 30 s")
+        await expect(row(page, "Deliveries", "idle")).to_contain_text("not in 30 s")
         await page.get_by_label("Told but never refetched").uncheck()
         await client.list_tools(cache_mode="bypass")
         await page.get_by_role("searchbox").fill("no such change")
@@ -367,13 +367,18 @@ async def test_tables_are_copied_as_tab_separated_text(browser: Browser, server:
         assert ["a b", "1.2", "modern", "http"] in [line.split("\t")[:4] for line in lines]
 
 
-@pytest.mark.parametrize("view", ["overview", "changes", "clients", "catalog/tools/add_task"])
+@pytest.mark.parametrize("view", ["overview", "changes", "changes/1", "clients", "catalog/tools/add_task"])
 async def test_a_phone_shows_one_column_that_fits(browser: Browser, server: Served, view: str) -> None:
+    server.write("tools/phone.py", tool("phone", "Ring."))  # the first change, if no other test ran
     async with server.client("phone"), open_page(browser, server.page(view), **PHONE) as page:
         await expect(page.locator(".status")).to_have_text("Live")
         await expect(page.get_by_role("table").first).to_be_visible()
         assert await page.evaluate("document.documentElement.scrollWidth") <= 390
         assert await page.evaluate("document.querySelector('main').scrollWidth") <= 390
+        for head in await page.locator("th:first-child:visible").all():
+            box = await head.bounding_box()
+            assert box is not None
+            assert box["width"] > 60, await head.inner_text()
 
 
 @pytest.fixture(scope="module")

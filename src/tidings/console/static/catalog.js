@@ -17,12 +17,14 @@ export function itemHref(feature, key) {
 }
 
 const COLUMNS = [
-  { title: "Name", value: (item) => item.name ?? item.key, width: "14rem" },
-  { title: "Key", value: (item) => item.key, width: "14rem", isExtra: true },
-  { title: "Description", value: (item) => item.description, isExtra: true },
-  { title: "Revision", value: (item) => item.revision, width: "6rem", isNumber: true },
+  { title: "Name", value: (item) => item.name ?? item.key },
+  { title: "Description", value: (item) => item.description, width: "45%", isExtra: true },
+  { title: "Revision", value: (item) => item.revision, width: "7.5rem", isNumber: true },
   { title: "Watchers", value: (item) => item.watchers, width: "6rem", isNumber: true },
 ];
+
+// The key of a tool or a prompt is its name.
+const RESOURCE_COLUMNS = COLUMNS.toSpliced(1, 0, { title: "URI", value: (item) => item.key, width: "25%", isExtra: true });
 
 export function Catalog({ feature, itemKey, query, go }) {
   const { catalog } = useStateOf("catalog");
@@ -45,7 +47,7 @@ export function Catalog({ feature, itemKey, query, go }) {
         key=${feature}
         label=${`Items: ${feature}`}
         noun="item"
-        columns=${COLUMNS}
+        columns=${feature === "resources" ? RESOURCE_COLUMNS : COLUMNS}
         rows=${rows}
         rowKey=${(item) => item.key}
         href=${(item) => go(`catalog/${feature}/${encodeURIComponent(item.key)}`, query)}

@@ -91,25 +91,25 @@ function emptyText(path, isLoaded) {
 const STATES = ["all", "told", "pending", "suppressed", "not refetched"];
 
 const DELIVERIES = [
-  { title: "Client", value: (each) => each.name, cell: (each) => html`<${Text} value=${each.name || each.client} />` },
-  { title: "Id", value: (each) => each.client, width: "4.5rem", isExtra: true },
+  { title: "Client", value: (each) => each.name, cell: (each) => html`<${Text} value=${each.name || each.client} />`, width: "30%" },
+  { title: "Id", value: (each) => each.client, width: "10%", isExtra: true },
   {
     title: "State",
     value: (each) => (each.reason ? `${each.state}: ${each.reason}` : each.state),
     cell: (each) => html`<span class=${`state ${each.state}`}>${each.state}</span>${each.reason && html`<span class="muted">${" "}<${Text} value=${each.reason} /></span>`}`,
-    width: "11rem",
+    width: "30%",
   },
-  { title: "Latency", value: (each) => each.latency, cell: (each) => duration(each.latency), width: "5.5rem", isNumber: true },
+  { title: "Latency", value: (each) => each.latency, cell: (each) => duration(each.latency), width: "15%", isNumber: true, isExtra: true },
   {
     title: "Refetched",
     value: (each) => (each.fetched === "yes" ? each.fetchedAfter : each.fetched),
     cell: (each) => html`<span class=${each.fetched === "no" ? "bad" : ""}>${FETCHED[each.fetched]?.(each) ?? each.fetched}</span>`,
-    width: "9.5rem",
+    width: "25%",
   },
 ];
 const FETCHED = {
   yes: (each) => `after ${duration(each.fetchedAfter)}`,
-  no: () => "not within 30 s",
+  no: () => "not in 30 s",
   waiting: () => "not yet",
   "not applicable": () => "–",
 };

@@ -10,7 +10,7 @@ import { Table } from "./table.js";
 import { Block, Digest, Text, Time, clock, duration, number } from "./text.js";
 
 const COLUMNS = [
-  { title: "Name", value: (client) => client.name, cell: (client) => html`<${Text} value=${client.name || client.id} />`, width: "10rem" },
+  { title: "Name", value: (client) => client.name, cell: (client) => html`<${Text} value=${client.name || client.id} />` },
   { title: "Version", value: (client) => client.version, width: "5rem", isExtra: true },
   { title: "Era", value: (client) => client.era, width: "4.75rem", isExtra: true },
   { title: "Transport", value: (client) => client.transport, width: "6rem" },

@@ -63,8 +63,8 @@ const PROBLEMS = [
 const FEATURE = [
   { title: "Feature", value: (each) => each.name },
   { title: "Items", value: (each) => each.items, width: "6rem", isNumber: true },
-  { title: "Revision", value: (each) => each.revision, width: "6rem", isNumber: true },
-  { title: "Digest", value: (each) => each.digest, cell: (each) => html`<${Digest} value=${each.digest} />`, width: "9rem" },
+  { title: "Revision", value: (each) => each.revision, width: "7.5rem", isNumber: true },
+  { title: "Digest", value: (each) => each.digest, cell: (each) => html`<${Digest} value=${each.digest} />`, width: "9rem", isExtra: true },
 ];
 
 const WEBHOOKS = [
