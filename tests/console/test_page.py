@@ -11,13 +11,14 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from mcp.client.client import Client
 from mcp.server.mcpserver import MCPServer
 from mcp_types import Implementation
 from playwright.async_api import Browser, Locator, Page, expect
+from pydantic import BaseModel
 
 from tests.support.browser import chromium, needs_browser, open_page
 from tests.support.command import DEADLINE, EXAMPLE, TOKEN, replace_file, serving, start_command
@@ -214,6 +215,48 @@ async def test_items_show_their_history_and_are_used_with_a_form(browser: Browse
         await expect(detail.get_by_label("URI")).to_have_value("workspace:///sprint.md")
         await detail.get_by_role("button", name="Read").click()
         await expect(detail.get_by_role("region", name="Result")).to_be_visible()
+
+
+class Owner(BaseModel):
+    name: str
+    age: int | None = None
+
+
+def send(
+    title: str,
+    kind: Literal["note", "task"],
+    owner: Owner,
+    tags: list[str] | None = None,
+    urgent: bool = False,
+    more: dict[str, int] | None = None,
+) -> str:
+    return json.dumps({"title": title, "kind": kind, "owner": owner.name, "tags": tags, "urgent": urgent, "more": more})
+
+
+async def test_a_form_has_a_field_for_each_kind_of_argument(browser: Browser) -> None:
+    server: Any = MCPServer("forms", log_level="CRITICAL")
+    server.add_tool(send)
+    async with serving_live(server) as (_, url), open_page(browser, f"{url}/console#/catalog/tools/send") as page:
+        detail = page.get_by_role("complementary", name="Item")
+        result = detail.get_by_role("region", name="Result")
+        await detail.get_by_label("Title").fill("Tidy up")
+        await detail.get_by_label("Kind").select_option("task")
+        await detail.get_by_role("group", name="Owner").get_by_label("Name").fill("Ada")
+        await detail.get_by_label("Tags").fill("home\ngarden")
+        await detail.get_by_label("Urgent").select_option("true")
+        await detail.get_by_label("More").fill("{")
+        await detail.get_by_role("button", name="Call").click()
+        await expect(detail.get_by_role("alert")).to_have_text("more: this is not valid JSON.")
+        await detail.get_by_label("More").fill('{"a": 1}')
+        await detail.get_by_role("button", name="Call").click()
+        sent = {"title": "Tidy up", "kind": "task", "owner": "Ada", "tags": ["home", "garden"], "urgent": True}
+        await expect(result).to_contain_text(json.dumps(sent | {"more": {"a": 1}}))
+        await detail.get_by_role("button", name="JSON").click()
+        arguments = detail.get_by_label("Arguments as JSON")
+        assert json.loads(await arguments.input_value())["tags"] == ["home", "garden"]
+        await arguments.fill('{"title": 1}')
+        await detail.get_by_role("button", name="Call").click()
+        await expect(result).to_contain_text("The tool failed")
 
 
 async def test_the_overview_shows_streams_rates_and_a_problem_by_file_and_line(

@@ -119,6 +119,7 @@ function Client({ id, known, isGone, query, go, isView }) {
       ${isView && html`<${View} path=${path} />`}
       <${Table} tools=${html`<h3>Topics</h3>`} label="Topics of the client" noun="topic" columns=${WATCHES} rows=${data?.watches ?? []} rowKey=${(watch) => watch.topic} sort=${null}
         empty=${data ? "It watches nothing." : "Loading…"} />
+      ${data?.isTruncated && html`<p class="muted">It watches more topics than these.</p>`}
       ${data?.filter && html`<h3>Filter</h3><${Block} value=${data.filter} label="Filter" />`}
       <${Table} tools=${html`<h3>Last deliveries</h3>`} label="Last deliveries" noun="delivery" columns=${RECENT} rows=${data?.recent ?? []} rowKey=${(each) => `${each.time} ${each.topic} ${each.revision}`}
         empty=${data ? "Nothing was delivered yet." : "Loading…"} />

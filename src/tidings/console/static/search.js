@@ -10,15 +10,21 @@ export function Search({ label, value, onSearch }) {
   const timer = useRef(null);
   const latest = useRef(null); // the view may have changed when the pause is over
   latest.current = onSearch;
+  const sent = useRef(value);
   useEffect(() => {
-    setTyped(value); // a link or the history may have changed it
-    return () => clearTimeout(timer.current);
+    if (value === sent.current) return; // the user may have typed more meanwhile
+    sent.current = value; // a link or the history changed it
+    setTyped(value);
   }, [value]);
+  useEffect(() => () => clearTimeout(timer.current), []);
   function onInput(event) {
     const text = event.target.value;
     setTyped(text);
     clearTimeout(timer.current);
-    timer.current = setTimeout(() => latest.current(text), PAUSE);
+    timer.current = setTimeout(() => {
+      sent.current = text;
+      latest.current(text);
+    }, PAUSE);
   }
   return html`<input type="search" aria-label=${label} placeholder=${label} value=${typed} onInput=${onInput} autocomplete="off" spellcheck=${false} />`;
 }
