@@ -80,9 +80,9 @@ async def measure_window(server: Seen, seconds: float) -> float:
     return taken / number
 
 
-async def measure(scale: Scale, seconds: float) -> list[Row]:
+async def measure(scale: Scale, seconds: float, sizes: list[int]) -> list[Row]:
     rows: list[Row] = []
-    for size in SIZES:
+    for size in sizes:
         streams = max(1, scale.of(size))
         consoles = (False, True, True, False)
         servers = [Seen(False) for _ in consoles]
@@ -106,8 +106,10 @@ async def measure(scale: Scale, seconds: float) -> list[Row]:
         name = f"{streams:,} stream" + ("s" if streams > 1 else "")
         rows.append(row(f"change-{size}", f"a change without, {name}", middle([1e6 * each for each in without]), "µs"))
         rows.append(row(f"control-{size}", "  the same, over that", ratio(again, without)))
-        rows.append(row(f"recorded-{size}", "  recorded, over that", ratio(recorded, without), most=1.02))
-        rows.append(row(f"open-{size}", "  with an open page, over that", ratio(opened, without), most=1.05))
+        # A change has a fixed cost too, which is most of the cost with one stream.
+        targets: list[dict[str, Any]] = [{"most": 1.02}, {"most": 1.05}] if size > 1 else [{}, {}]
+        rows.append(row(f"recorded-{size}", "  recorded, over that", ratio(recorded, without), **targets[0]))
+        rows.append(row(f"open-{size}", "  with an open page, over that", ratio(opened, without), **targets[1]))
     return rows
 
 
@@ -115,11 +117,13 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="What the console adds to the cost of a delivery.")
     parser.add_argument("--rounds", type=int, default=0, help="number of rounds, a multiple of four (24)")
     parser.add_argument("--seconds", type=float, default=0.0, help="seconds of each round and server (0.5)")
+    parser.add_argument("--streams", help="numbers of streams, separated by commas (1,100,1000)")
     parser.add_argument("--quick", action="store_true", help="check that it works; the figures mean nothing")
     parser.add_argument("--json", action="store_true", help="for scripts")
     options = parser.parse_args(arguments)
     scale = Scale(rounds=options.rounds or (2 if options.quick else 24), part=50 if options.quick else 1)
-    rows = asyncio.run(measure(scale, options.seconds or (0.01 if options.quick else 0.5)))
+    sizes = list(map(int, options.streams.split(","))) if options.streams else list(SIZES)
+    rows = asyncio.run(measure(scale, options.seconds or (0.01 if options.quick else 0.5), sizes))
     about = machine() | {"rounds": scale.rounds, "quick": options.quick}
     if options.json:
         print(json.dumps(about | {"rows": [asdict(found) for found in rows]}, ensure_ascii=False, indent=1))

@@ -124,7 +124,17 @@ async def test_request_of_another_site_or_machine_is_refused(headers: Mapping[st
         ):
             response = await served.http.request(method, path, headers={**MARKER, **headers})
             assert response.status_code == 403, (method, path, response.text)
-            assert list(response.json()) == ["error"]
+            assert "<form" in response.text if path.endswith("login") else list(response.json()) == ["error"]
+
+
+async def test_form_of_the_page_may_have_no_origin() -> None:
+    """With the policy `no-referrer`, a browser sends the form with the origin `null`."""
+    async with serving_console("read", token=TOKEN, security=make_security("127.0.0.1")) as served:
+        answer = await log_in(served, **{"Origin": "null", "Sec-Fetch-Site": "same-origin"})
+        assert answer.status_code == 303
+        for site in ({}, {"Sec-Fetch-Site": "cross-site"}):
+            answer = await log_in(served, **{"Origin": "null", **site})
+            assert (answer.status_code, "<form" in answer.text) == (403, True)
 
 
 async def test_link_from_another_site_opens_the_page_and_no_more() -> None:

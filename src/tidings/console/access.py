@@ -88,23 +88,19 @@ class Access:
     def has_login(self) -> bool:
         return self._token is not None
 
-    async def refuse(self, request: Request, *, is_page: bool) -> Response | None:
-        """Return the refusal of a request that comes from another site or by a foreign name; None if it may go on."""
-        if self._security is not None:
-            from mcp.server.transport_security import TransportSecurityMiddleware
-
-            if await TransportSecurityMiddleware(self._security).validate_request(request, is_post=False) is not None:
-                return error(421, f"{_host(request)} is not a name of this server; give it with --allow-host")
+    async def refuse(self, request: Request, *, is_page: bool) -> tuple[int, str] | None:
+        """Return status and reason if a request comes from another site or by a foreign name; None if it may go on."""
+        if self._security is not None and not await _is_accepted(request.headers.get("host", ""), self._security):
+            return 421, f"{_host(request)} is not a name of this server; give it with --allow-host"
         if self._token is None and not is_local_request(request):
-            return error(
-                403,
+            return 403, (
                 "Without a token, the console is for programs of this machine, at a local address; "
-                "start the server with a token",
+                "start the server with a token"
             )
         # A link to the page itself is harmless, and the cookie is not sent with it.
         is_link = is_page and request.method == "GET" and request.headers.get("sec-fetch-mode") == "navigate"
         if not is_link and not _is_same_site(request):
-            return error(403, "A page of another site must not use the console; open it in a tab of its own")
+            return 403, "A page of another site must not use the console; open it in a tab of its own"
         return None
 
     def is_logged_in(self, request: Request) -> bool:
@@ -197,10 +193,21 @@ def _host(request: Request) -> str:
     return request.headers.get("host", "")[:200] or "An empty name"
 
 
+async def _is_accepted(host: str, security: TransportSecuritySettings) -> bool:
+    """Return whether a Host header is accepted. Origin has stricter rules here: see `_is_same_site`."""
+    from mcp.server.transport_security import TransportSecurityMiddleware
+    from starlette.requests import Request
+
+    alone = Request({"type": "http", "method": "GET", "headers": [(b"host", host.encode("latin-1", "replace"))]})
+    return await TransportSecurityMiddleware(security).validate_request(alone, is_post=False) is None
+
+
 def _is_same_site(request: Request) -> bool:
     """Return whether a request comes from the console's own page, or from no page at all."""
-    if request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
+    site, origin = request.headers.get("sec-fetch-site", "none"), request.headers.get("origin")
+    if site not in ("none", "same-origin"):
         return False
-    origin = request.headers.get("origin")
+    if origin == "null" and site == "same-origin":
+        return True  # a form of a page with the policy `no-referrer`; only the browser can say `same-origin`
     # The scheme may differ: a proxy in front of the server may end TLS.
     return origin is None or urlsplit(origin).netloc.lower() == request.headers.get("host", "").lower() != ""

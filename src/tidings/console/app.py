@@ -107,10 +107,10 @@ class ConsoleRoutes:
 
     async def _guard(self, handler: _Handler, is_page: bool, request: Request) -> Response:
         try:
-            response = await self._access.refuse(request, is_page=is_page)
-            if response is None and not is_page and not self._access.is_logged_in(request):
-                response = error(401, "The console needs the server's token: log in, or send it as a bearer token")
-            response = response or await handler(request)
+            refusal = await self._access.refuse(request, is_page=is_page)
+            if refusal is None and not is_page and not self._access.is_logged_in(request):
+                refusal = 401, "The console needs the server's token: log in, or send it as a bearer token"
+            response = await handler(request) if refusal is None else self._refuse(request, *refusal)
         except NotFound as problem:
             response = error(404, str(problem))
         except TidingsError as problem:
@@ -120,6 +120,10 @@ class ConsoleRoutes:
         for name, value in HEADERS.items():
             response.headers.setdefault(name, value)
         return response
+
+    def _refuse(self, request: Request, status: int, reason: str) -> Response:
+        is_form = request.url.path.endswith("/console/login")
+        return self._access.login_form(request, reason, status) if is_form else error(status, reason)
 
     # Handlers
 

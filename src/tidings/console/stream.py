@@ -24,10 +24,10 @@ _INTERVAL: Final = 0.25
 _HEARTBEAT: Final = 10.0
 """Seconds without a change after which the page gets a comment and the overview."""
 _OVERVIEW_INTERVAL: Final = 1.0
-_MAX_CHANGES = 50
-"""Changes in one turn. If there are more, the page gets the newest; it can request the others."""
+_MAX_CHANGES = 25
+"""Changes in one turn: more than anyone can read. The page gets the newest of them, and can request the others."""
 _MAX_UPDATED = 100
-_MAX_CLIENTS = 200
+_MAX_CLIENTS = 100
 """Clients in one turn. The others follow in the next turns."""
 
 
