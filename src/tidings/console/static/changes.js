@@ -91,20 +91,20 @@ function emptyText(path, isLoaded) {
 const STATES = ["all", "told", "pending", "suppressed", "not refetched"];
 
 const DELIVERIES = [
-  { title: "Client", value: (each) => each.name, cell: (each) => html`<${Text} value=${each.name || each.client} />`, width: "30%" },
+  { title: "Client", value: (each) => each.name, cell: (each) => html`<${Text} value=${each.name || each.client} />`, width: "28%" },
   { title: "Id", value: (each) => each.client, width: "10%", isExtra: true },
   {
     title: "State",
     value: (each) => (each.reason ? `${each.state}: ${each.reason}` : each.state),
     cell: (each) => html`<span class=${`state ${each.state}`}>${each.state}</span>${each.reason && html`<span class="muted">${" "}<${Text} value=${each.reason} /></span>`}`,
-    width: "30%",
+    width: "27%",
   },
-  { title: "Latency", value: (each) => each.latency, cell: (each) => duration(each.latency), width: "15%", isNumber: true, isExtra: true },
+  { title: "Latency", value: (each) => each.latency, cell: (each) => duration(each.latency), width: "18%", isNumber: true },
   {
     title: "Refetched",
     value: (each) => (each.fetched === "yes" ? each.fetchedAfter : each.fetched),
     cell: (each) => html`<span class=${each.fetched === "no" ? "bad" : ""}>${FETCHED[each.fetched]?.(each) ?? each.fetched}</span>`,
-    width: "25%",
+    width: "27%",
   },
 ];
 const FETCHED = {
