@@ -24,7 +24,10 @@ export function useShortcuts(actions) {
       if (event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
       const element = event.target;
       if (element.closest("input, textarea, select")) {
-        if (event.key === "Escape") element.blur();
+        if (event.key === "Escape") {
+          element.blur();
+          event.preventDefault(); // it would empty a search field
+        }
         return;
       }
       const key = event.key;

@@ -24,7 +24,8 @@ export function Table({ label, noun, columns, rows, rowKey, href, current, sort,
   const scroller = useRef(null);
   const [height, setHeight] = useState(600);
   const [first, setFirst] = useState(0);
-  const [cursor, setCursor] = useState(null); // the key of the row that the keyboard is on
+  const [cursor, showCursor] = useState(null); // the key of the row that the keyboard is on
+  const latest = useRef(null); // the same, known before it is rendered: the next key may come earlier
   const [order, setOrder] = useState(sort ?? null); // [index of the column, 1 or -1]
 
   const sorted = useMemo(() => {
@@ -75,10 +76,11 @@ export function Table({ label, noun, columns, rows, rowKey, href, current, sort,
 
   function move(step) {
     if (!sorted.length) return;
-    const key = cursor ?? current;
+    const key = latest.current ?? current;
     const old = key === undefined || key === null ? -1 : sorted.findIndex((row) => rowKey(row) === key);
     const index = Math.max(0, Math.min(sorted.length - 1, old === -1 ? (step > 0 ? 0 : sorted.length - 1) : old + step));
-    setCursor(rowKey(sorted[index]));
+    latest.current = rowKey(sorted[index]);
+    showCursor(latest.current);
     show(index);
     // While a row is open beside the table, the keyboard opens the next one, without a step of the history for each.
     if (href && current !== undefined && current !== null) location.replace(href(sorted[index]));
@@ -87,13 +89,13 @@ export function Table({ label, noun, columns, rows, rowKey, href, current, sort,
   const actions = {
     move,
     open() {
-      const row = sorted.find((each) => rowKey(each) === cursor);
+      const row = sorted.find((each) => rowKey(each) === latest.current);
       if (row && href) location.hash = href(row);
     },
     copy: () => copy(),
   };
   // The handlers close over what this rendering shows, so they are set again after each.
-  useEffect(() => {
+  useLayoutEffect(() => {
     if (!isMain) return undefined;
     shortcuts.table = actions;
     return () => {
