@@ -31,6 +31,10 @@ SIZES = (1, 100, 1_000)
 """Listen streams."""
 
 
+_REST = 0.3
+"""Seconds after each round in which the page gets the rest. The other servers have the same, with nothing to do."""
+
+
 class Page:
     """An open page: it reads the stream of events as fast as it comes."""
 
@@ -77,7 +81,9 @@ async def measure_window(server: Seen, seconds: float) -> float:
         await asyncio.sleep(0)
         taken += thread_time() - start
         number += 1
-    return taken / number
+    start = thread_time()
+    await asyncio.sleep(_REST)
+    return (taken + thread_time() - start) / number
 
 
 async def measure(scale: Scale, seconds: float, sizes: list[int]) -> list[Row]:

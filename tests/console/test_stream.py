@@ -82,6 +82,9 @@ async def test_slow_page_costs_no_more_than_the_record() -> None:
                 served.change(str(number))
             assert len(updates.changes) <= 1000
             assert len(updates.clients) <= 1
+            for _ in range(2000):
+                served.live.hub.open(lambda _: None).close()
+            assert len(updates.removed) == 1000
 
 
 async def test_streams_end_when_the_server_stops() -> None:

@@ -12,6 +12,8 @@ from tests.support.console import serving_console
 from tests.support.receiver import receiving
 from tests.support.sdk_clients import LEGACY, MODERN, open_client
 from tidings import Policy
+from tidings.cluster import MemoryBackend
+from tidings.cluster.memory import MemoryTable
 from tidings.workspace.source import Workspace
 
 pytestmark = pytest.mark.anyio
@@ -222,6 +224,21 @@ async def test_webhooks_are_shown_with_their_failures() -> None:
         assert overview["failures"] == {"webhook": 1}
         change = (await served.get("changes"))["changes"][0]
         assert (change["told"], change["closed"]) == (0, 1)
+
+
+async def test_replicas_are_shown_with_their_digests() -> None:
+    table = MemoryTable()
+    async with (
+        serving_console(cluster=MemoryBackend(table)) as first,
+        serving_console(cluster=MemoryBackend(table)) as second,
+    ):
+        digest = second.live.catalog.tools.version.digest
+        overview = await first.until(
+            lambda found: [each["digests"].get("tools") for each in found["replicas"]] == [digest] * 2, "overview"
+        )
+        assert sorted(each["isSelf"] for each in overview["replicas"]) == [False, True]
+        second.change("new")
+        await first.until(lambda found: found["changes"] and found["changes"][0]["source"] == "cluster", "changes")
 
 
 async def test_problems_of_a_workspace_have_file_and_line(board: Path) -> None:

@@ -44,6 +44,8 @@ _MAX_CLOSED = 500
 """Clients that are kept after they have left."""
 _MAX_LEFT = 64
 """Subscribers that were just closed."""
+_MAX_REMOVED = 1000
+"""Clients that came and left since a page was told last. It is told of them in case that it requested them."""
 _MAX_ENDED = 100
 """Subscriptions of one client that are kept after they have ended."""
 _MAX_FETCHES = 32
@@ -237,7 +239,7 @@ class RecordedClient:
 class Updates:
     """What changed in a record since a page was told last. A set, so that a slow page costs no memory."""
 
-    __slots__ = ("changes", "clients", "features", "last_change", "removed")
+    __slots__ = ("changes", "clients", "last_change", "last_client", "removed")
 
     def __init__(self, last_change: int) -> None:
         self.last_change = last_change
@@ -246,7 +248,8 @@ class Updates:
         """The changes, known to the page, whose counts differ."""
         self.clients: dict[int, None] = {}
         self.removed: dict[int, None] = {}
-        self.features: set[Feature] = set()
+        self.last_client = 0
+        """The newest client when the page was told last. It does not know later ones."""
 
 
 class Record(Observer):
@@ -374,7 +377,8 @@ class Record(Observer):
             del self.clients[self._closed.popleft().id]
         for updates in self.updates:
             updates.clients.pop(client.id, None)
-            updates.removed[client.id] = None
+            if client.id <= updates.last_client or len(updates.removed) < _MAX_REMOVED:
+                updates.removed[client.id] = None
 
     def _unwatch(self, client: RecordedClient, topic: Topic) -> None:
         watch, key = client.watches.pop(topic), self._keys[topic]

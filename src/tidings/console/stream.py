@@ -102,6 +102,7 @@ class EventStream:
         upserted = [client for id in ids if (client := record.clients.get(id)) is not None and client.closed is None]
         removed = [f"c{id}" for id in updates.removed]
         updates.removed.clear()
+        updates.last_client = next(reversed(record.clients), 0)
         if not upserted and not removed:
             return []
         return [
