@@ -57,12 +57,12 @@ endef
 
 test: $(READY) ## run the tests that are fast and need nothing but Python (5 minutes)
 ifeq ($(strip $(PYTEST_ARGS)),)
-	@$(call RUN_TESTS, and not slow and not node)
+	@$(call RUN_TESTS, and not slow and not node and not browser)
 else
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
 endif
 
-test-all: $(READY) ## run all tests; those of Node clients are skipped if their packages are missing
+test-all: $(READY) ## run all tests; those that need Node packages or Chromium are skipped if it is missing
 	@$(RUN_TESTS)
 
 test-adapters: ## test and type-check the adapters of agent frameworks, with the frameworks, in .venv-adapters
@@ -92,8 +92,9 @@ bench-peers: $(READY) ## measure Tidings beside its peers (needs a C compiler)
 sdk-suite: $(READY) ## run the SDK's own tests with every server in Live, and explain each difference
 	@$(BIN)/python -m tests.sdk_suite
 
-screenshot: $(READY) ## make docs/serve.svg, the picture of README.md
+screenshot: $(READY) ## make the pictures of README.md and docs/console.md (needs Chromium)
 	@$(BIN)/python docs/screenshot.py
+	@$(BIN)/python docs/console_screenshots.py
 
 format: $(READY) ## format the code, and fix what ruff can fix
 	$(BIN)/ruff check --fix .

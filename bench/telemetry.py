@@ -76,8 +76,9 @@ class Seen:
         self._round = 0
         self._stack = AsyncExitStack()
 
-    async def open(self, streams: int) -> None:
-        app = self.live.http_app()
+    async def open(self, streams: int, **options: Any) -> None:
+        """Open streams. `options` are those of the app."""
+        app = self.app = self.live.http_app(**options)
         await self._stack.enter_async_context(app.router.lifespan_context(app))
         listener = socket.create_server(("127.0.0.1", 0))
         for number in range(streams):

@@ -19,8 +19,9 @@ LAYERS = (
     {"client"},
     {"server"},
     {"http", "stdio", "webhooks", "events", "telemetry", "cluster"},
+    {"console"},
     {"live"},
-    {"workspace", "relay", "console"},
+    {"workspace", "relay"},
     {"cli"},
 )
 """From bottom to top. A package imports from itself and from lower layers; those of the lowest also from each other."""

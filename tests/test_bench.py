@@ -192,3 +192,17 @@ def test_the_cluster_bench_has_figures_and_targets() -> None:
     }
     assert {key: row["target"] for key, row in rows.items() if row["target"]} == {"last": "≤ 2", "ready": "≤ 2,000"}
     assert all(math.isfinite(row["value"]) and row["value"] > 0 for row in rows.values())
+
+
+@pytest.mark.slow
+def test_the_console_bench_has_figures_targets_and_a_control() -> None:
+    command = [sys.executable, str(BENCH.with_name("console.py")), "--quick", "--json"]
+    printed = subprocess.run(command, check=True, capture_output=True, encoding="utf-8").stdout
+    rows = {row["key"]: row for row in json.loads(printed)["rows"]}
+
+    assert {key: row["target"] for key, row in rows.items() if "100" in key} == {
+        **dict.fromkeys(("change-100", "control-100", "change-1000", "control-1000"), ""),
+        **dict.fromkeys(("recorded-100", "recorded-1000"), "≤ 1.02"),
+        **dict.fromkeys(("open-100", "open-1000"), "≤ 1.05"),
+    }
+    assert all(math.isfinite(row["value"]) and row["value"] > 0 for row in rows.values())

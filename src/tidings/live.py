@@ -13,7 +13,7 @@ import secrets
 from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Unpack, get_args
 
 from tidings.core.catalog import Catalog
 from tidings.core.cursor import Cursor
@@ -51,11 +51,13 @@ if TYPE_CHECKING:
     from fastmcp import FastMCP
     from mcp.server import Server
     from mcp.server.mcpserver import MCPServer
+    from mcp.server.transport_security import TransportSecuritySettings
     from starlette.applications import Starlette
     from starlette.routing import Route
 
     from tidings.cluster.backend import Backend
     from tidings.cluster.replica import Replica
+    from tidings.console.console import Console, Mode
     from tidings.http.health import Audience
     from tidings.http.options import AppOptions, RunOptions
     from tidings.server.source import Source
@@ -119,6 +121,7 @@ class Live:
         if EXTENSION in self.lowlevel.extensions:
             raise TidingsError(f"{self.lowlevel.name!r} is live already; keep the first Live() and use that")
         self._poll = poll
+        self._console: Console | None = None
         # After the checks: a server that is refused must not keep a store open that another one needs.
         opened = open_store(store)
         state = opened.state or State(secrets.token_hex(4), 0)
@@ -214,10 +217,16 @@ class Live:
     # Serving
 
     def http_app(
-        self, *, health: bool = False, metrics: Audience | None = None, **options: Unpack[AppOptions]
+        self,
+        *,
+        health: bool = False,
+        metrics: Audience | None = None,
+        console: bool | Mode = False,
+        **options: Unpack[AppOptions],
     ) -> Starlette:
         """Return the server's own ASGI app, made live. `options` are those of its `streamable_http_app()` or
-        `http_app()`. `health` and `metrics` add routes: see `health_routes`."""
+        `http_app()`. `health` and `metrics` add routes: see `health_routes`. So does `console`: True or "read" for a
+        console that only shows, "write" for one that can call tools and end streams; see `console_routes`."""
         from tidings.http.app import own_app
 
         given: dict[str, Any] = {**options}
@@ -225,6 +234,9 @@ class Live:
             raise TidingsError(_NO_SSE)
         app: Starlette = own_app(self.server, given)
         app.router.routes.extend(self.health_routes(health=health, metrics=metrics))
+        if console is not False:
+            mode: Mode = "read" if console is True else console
+            app.router.routes.extend(self.console_routes(mode, security=given.get("transport_security")))
         return app
 
     def _make_live(self, app: Starlette) -> None:
@@ -259,6 +271,19 @@ class Live:
             metrics=metrics,
             token=token,
         )
+
+    def console_routes(
+        self, mode: Mode = "read", *, token: str | None = None, security: TransportSecuritySettings | None = None
+    ) -> list[Route]:
+        """Return routes for `/console`. Without a token, it is for programs of this machine. With a token, a user logs
+        in with it, from anywhere, or from the Host headers that `security` accepts."""
+        from tidings.console.console import Console, Mode
+
+        if mode not in get_args(Mode):
+            raise TidingsError(f"console is {mode!r}; it must be True or one of {', '.join(get_args(Mode))}")
+        if self._console is None:
+            self._console = Console(self)
+        return self._console.routes(mode, token, security)
 
     def run(
         self, transport: Literal["stdio", "http", "streamable-http"] = "stdio", **options: Unpack[RunOptions]

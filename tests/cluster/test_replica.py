@@ -34,12 +34,12 @@ class HeldBackend(MemoryBackend):
         self.held: set[str] = set()
         """The keys of the writes that wait."""
 
-    async def write(self, writes: Sequence[Write]) -> None:
+    async def write(self, writes: Sequence[Write]) -> list[int | None]:
         keys = {write.key for write in writes}
         self.held |= keys
         await self.passes.wait()
         self.held -= keys
-        await super().write(writes)
+        return await super().write(writes)
 
 
 class Member:

@@ -266,3 +266,37 @@ async def test_response_breaks_off_with_the_worker_that_sends_it(
         else:
             assert (await call).json()["error"]["message"] == "Session not found"
     assert not [record for record in caplog.records if record.levelname in ("WARNING", "ERROR")]
+
+
+async def test_the_first_worker_serves_the_console_for_all_of_them(tmp_path: Path) -> None:
+    lives = [Live(example_server()) for _ in range(2)]
+    async with (
+        two([live.http_app(console=True) for live in lives], tmp_path) as workers,
+        httpx2.AsyncClient() as client,
+    ):
+        started = set()
+        for worker in workers:
+            url = worker.url.replace("/mcp", "/console/api")
+            overview = (await client.get(f"{url}/overview")).json()
+            started.add(overview["server"]["started"])
+            forged = {"X-Tidings-Client": "127.0.0.1", "X-Forwarded-For": "192.0.2.1"}
+            assert (await client.get(f"{url}/overview", headers=forged)).status_code == 403
+            async with client.stream("GET", f"{url}/events") as events:
+                assert await anext(events.aiter_lines()) == "event: hello"
+        assert len(started) == 1
+
+
+async def test_address_of_a_passed_request_is_that_of_its_client(tmp_path: Path) -> None:
+    seen = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            seen.append((scope["client"][0], [name for name, _ in scope["headers"] if b"tidings" in name]))
+            await send({"type": "http.response.start", "status": 204, "headers": []})
+            await send({"type": "http.response.body", "body": b""})
+
+    async with two([app, app], tmp_path) as workers, httpx2.AsyncClient() as client:
+        for worker in workers:
+            for headers in ({}, {"X-Tidings-Client": "192.0.2.1"}):
+                await client.get(worker.url.replace("/mcp", "/console"), headers=headers)
+    assert seen == [("127.0.0.1", [])] * 4

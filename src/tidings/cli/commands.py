@@ -20,6 +20,7 @@ from tidings.cli.output import fail
 from tidings.cli.run_tool import run_tool
 from tidings.cli.serve import serve
 from tidings.cli.subscriptions import subscriptions
+from tidings.cli.top import top
 from tidings.cli.validate import validate
 from tidings.cli.watch import watch
 
@@ -44,6 +45,7 @@ app.command("config")(config)
 app.command("watch")(watch)
 app.command("check")(check)
 app.command("history")(history)
+app.command("top")(top)
 app.command("subscriptions")(subscriptions)
 app.add_typer(cluster, name="cluster")
 

@@ -39,6 +39,7 @@ from tidings.workspace import DEFAULT_POLL
 if TYPE_CHECKING:
     from mcp.server.transport_security import TransportSecuritySettings
 
+    from tidings.console.console import Mode
     from tidings.http.health import Audience
 
 __all__ = ["serve"]
@@ -54,6 +55,18 @@ class Metrics(StrEnum):
     ANYONE = "anyone"
     OFF = "off"
 
+
+class ConsoleOption(StrEnum):
+    READ = "read"
+    WRITE = "write"
+    OFF = "off"
+
+
+_MODES: dict[ConsoleOption, Mode | None] = {
+    ConsoleOption.READ: "read",
+    ConsoleOption.WRITE: "write",
+    ConsoleOption.OFF: None,
+}
 
 _AUDIENCES: dict[Metrics, Audience | None] = {Metrics.LOCAL: "local", Metrics.ANYONE: "anyone", Metrics.OFF: None}
 
@@ -124,6 +137,14 @@ def serve(
     metrics: Annotated[
         Metrics, typer.Option(help="The readers of /metrics: this machine, anyone, or none.")
     ] = Metrics.LOCAL,
+    console: Annotated[
+        ConsoleOption | None,
+        typer.Option(
+            help="The page /console: read-only, with calls of tools, or none. The default is read for a local address, "
+            "and off for others. With a token, the page asks for it.",
+            show_default=False,
+        ),
+    ] = None,
     state: Annotated[
         str | None,
         typer.Option(
@@ -174,6 +195,8 @@ def serve(
         fail("--nats-credentials is for a NATS server of your own; give its URL with --nats")
     if nats and state not in (None, "none"):
         fail(f"--state {state} is for one process; with --nats or several workers, NATS keeps the state; leave it out")
+    if console is None:
+        console = ConsoleOption.READ if is_local(host) else ConsoleOption.OFF
     set_up_logging(logs)
     with _exit_with_0_on_signal(), _bind(host, port) as listener:
         server = _Server(
@@ -186,6 +209,7 @@ def serve(
             origins=allow_origin or (),
             token=token,
             metrics=_AUDIENCES[metrics],
+            console=_MODES[console],
             poll=poll,
             state=state,
             logs=logs,
@@ -217,6 +241,7 @@ class _Server:
     origins: Sequence[str]
     token: str | None
     metrics: Audience | None
+    console: Mode | None
     poll: float
     state: str | None
     logs: LogOptions
@@ -226,6 +251,7 @@ class _Server:
     def preload(self) -> None:
         """Import what workers need, so that they share its memory."""
         import tidings.cli.status
+        import tidings.console.console
         import tidings.http.affinity
         import tidings.http.router
         import tidings.live
@@ -248,6 +274,8 @@ class _Server:
             live = make_live(workspace, self.state, self.nats and self.nats.connect())
             app: Any = live.http_app(host=self.host, streamable_http_path=self.path, transport_security=self.security)
         app.router.routes.extend(live.health_routes(metrics=self.metrics, token=self.token))
+        if self.console is not None:
+            app.router.routes.extend(live.console_routes(self.console, token=self.token, security=self.security))
         if self.origins:
             auth.allow_origins(app, self.origins)
         name = workspace.settings.name
@@ -298,6 +326,8 @@ class _Server:
         print_stderr(f"Serving {one_line(served['name'])} on {self.url} ({served['items']}).")
         if not is_local(self.host) and self.token is None:
             print_stderr("Warning: there is no token, so every caller that reaches this machine may run the tools.")
+        if self.console is not None:
+            print_stderr(f"Console: {_build_url(self.host, self.listener.getsockname()[1], '/console')}")
         print_stderr(
             "Try next:\n"
             "  add a file to tools/: every connected client gets the new tool\n"

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from itertools import islice, takewhile
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from tidings.cli.field_diff import ABSENT, FieldChange, compare_fields
 from tidings.client.snapshot import Detected
 from tidings.core.encoding import iso_time
+from tidings.core.field_diff import ABSENT, FieldChange, compare_fields
 from tidings.core.model import Feature, Operation
 from tidings.core.redact import one_line
 

@@ -125,6 +125,14 @@ class Replica:
         """Return the number of replicas that are alive; 0 if the cluster can't be reached."""
         return 0 if self.lost_reason is not None else len(self.state.replicas)
 
+    def list_replicas(self) -> list[tuple[str, ReplicaInfo, int]]:
+        """Return the replicas that are alive, with the writes that each had not applied when it last reported."""
+        reported = self.state.reported
+        return [
+            (name, info, max(0, reported.get(name, 0) - 1 - info.applied))
+            for name, info in sorted(self.state.replicas.items())
+        ]
+
     # On the event loop
 
     def _wake(self, writes: Sequence[Write]) -> None:

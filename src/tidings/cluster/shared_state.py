@@ -112,6 +112,8 @@ class SharedState:
         """By replica. Those that are not alive are kept, because they may only be paused."""
         self.replicas: dict[str, ReplicaInfo] = {}
         """The replicas that are alive, as far as the table says."""
+        self.reported: dict[str, int] = {}
+        """The order of the last entry of each replica."""
         self._written: dict[str, bytes] = {}
         """The values of the own items and of all contents, as they were last seen in the table."""
         self.order = 0
@@ -231,8 +233,10 @@ class SharedState:
         try:
             if kind == "replica":
                 was_alive = name in self.replicas
+                self.reported[name] = entry.order
                 if entry.value is None:
                     self.replicas.pop(name, None)
+                    self.reported.pop(name, None)
                 else:
                     self.replicas[name] = msgspec.json.decode(entry.value, type=ReplicaInfo)
                 has_changed = was_alive != (entry.value is not None)

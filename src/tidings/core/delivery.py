@@ -101,7 +101,7 @@ class Delivery:
         notification, may_be_undone = self._notifications.publish(changes)
         keys = self._index.keys(notification.topic)
         subscribers = tuple(self._index.subscribers(keys))
-        self.observers.publishing(notification, changes, len(subscribers))
+        self.observers.publishing(notification, changes, subscribers, keys)
         self.topic = notification.topic
         try:
             notified = self._deliver_to_all(notification, changes[0], subscribers, keys, may_be_undone=may_be_undone)
@@ -133,6 +133,7 @@ class Delivery:
                 # A callback may have closed or unsubscribed others.
                 if removals != index.removals and not index.is_watching(subscriber, keys):
                     self.counts.skip(SuppressionReason.UNSUBSCRIBED)
+                    self.observers.suppressed(subscriber, notification.topic, SuppressionReason.UNSUBSCRIBED)
                     continue
                 message, deliver = notification, subscriber.deliver
                 if may_be_undone or not subscriber.is_direct:
@@ -146,7 +147,9 @@ class Delivery:
                     result = deliver(message)
                     if result is not None and isinstance(result, Busy):
                         subscriber.pause()
-                        self.counts.skipped += not result.is_told
+                        if not result.is_told:
+                            self.counts.skip()
+                            self.observers.unconfirmed(subscriber, message)
                 except BaseException as error:  # one bad subscriber must affect neither another nor the publisher
                     self.counts.skip()
                     self._fail(subscriber, message, error)
@@ -228,6 +231,7 @@ class Delivery:
                 if not _watches(subscriber, topic, watched):
                     is_pending = mailbox.is_pending(topic, subscriber.is_muted)
                     self.counts.suppress(SuppressionReason.UNSUBSCRIBED, is_pending)
+                    self.observers.suppressed(subscriber, topic, SuppressionReason.UNSUBSCRIBED)
                     mailbox.drop(topic)
             if not mailbox.entries:
                 subscriber.mailbox = None
@@ -295,6 +299,7 @@ class Delivery:
         notification = self._notifications.of_entry(topic, entry, subscriber.filter)
         if isinstance(notification, SuppressionReason):
             self.counts.suppress(notification)
+            self.observers.suppressed(subscriber, topic, notification)
             mailbox.suppress(topic, entry, now)
             return
         # Before the delivery, because `deliver` may call the hub.
@@ -310,7 +315,11 @@ class Delivery:
                 subscriber.pause()
             if not isinstance(result, Busy) or result.is_told:
                 # Measured from `pending_since`, because a returning subscriber gets changes older than its return.
-                self.counts.add_sent(topic, max(self._clock(), now) - entry.pending_since)
+                seconds = max(self._clock(), now) - entry.pending_since
+                self.counts.add_sent(topic, seconds)
+                self.observers.delivered(subscriber, notification, seconds)
+            else:
+                self.observers.unconfirmed(subscriber, notification)
         except BaseException as error:  # as in `_deliver_to_all`
             self._fail(subscriber, notification, error)
         if notification.is_deletion:

@@ -70,7 +70,13 @@ class EventLog(Observer):
             text = f"{_name(subscriber)} is closed ({reason}); subscriptions: {watched}, pending topics: {pending}"
             _log(level, "gone", text, subscriber, reason=reason, cleaned=watched, pending=pending)
 
-    def publishing(self, notification: Notification, changes: tuple[Change, ...], subscribers: int) -> None:
+    def publishing(
+        self,
+        notification: Notification,
+        changes: tuple[Change, ...],
+        subscribers: tuple[Subscriber, ...],
+        keys: list[Topic],
+    ) -> None:
         kind = topic_kind(notification.topic)
         for change in changes:
             self._counts.changes[kind, change.operation] += 1

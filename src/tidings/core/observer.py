@@ -1,7 +1,9 @@
 """The events of a hub, for counting, logs, traces and tests.
 
-The hub calls each observer with its lock held. An observer must not wait and must not raise. There is no event per
-delivery; an observer that needs one adds `Subscriber.before_delivery` when the subscriber is opened.
+The hub calls each observer with its lock held. An observer must not wait and must not raise. There is no event for a
+subscriber that gets a change immediately, because there may be thousands: all subscribers of a publication got it,
+except those with an event of their own in between. An observer that needs an event per delivery adds
+`Subscriber.before_delivery` when the subscriber is opened.
 
 `tidings.core.event_log` counts and logs the events, `tidings.telemetry.tracing` creates spans for them, and
 `tidings.testing` records them.
@@ -15,6 +17,7 @@ from typing import TYPE_CHECKING
 from tidings.core.model import Change, Notification, Reason, Topic, Version
 
 if TYPE_CHECKING:
+    from tidings.core.counts import SuppressionReason
     from tidings.core.subscriber import Subscriber
 
 __all__ = ["Observer", "Observers", "subscribers_and_topics"]
@@ -39,9 +42,16 @@ class Observer:
     def closed(self, subscriber: Subscriber, reason: Reason) -> None:
         """Called before a subscriber is closed, while its subscriptions and mailbox still exist."""
 
-    def publishing(self, notification: Notification, changes: tuple[Change, ...], subscribers: int) -> None:
+    def publishing(
+        self,
+        notification: Notification,
+        changes: tuple[Change, ...],
+        subscribers: tuple[Subscriber, ...],
+        keys: list[Topic],
+    ) -> None:
         """Called before the changes of one topic are delivered to its subscribers. The notification of a content has
-        only the last of its changes."""
+        only the last of its changes. `keys` are the subscriptions that match: the topic itself, patterns and parent
+        resources."""
 
     def published(self, notification: Notification, subscribers: int) -> None:
         """Called after the changes were delivered to all subscribers that are ready."""
@@ -49,6 +59,16 @@ class Observer:
     def queued(self, subscriber: Subscriber, notification: Notification, due: float, *, was_pending: bool) -> None:
         """Called after a change was added to a mailbox. `due` is `NEVER` if it needs no notification. `was_pending`:
         an earlier change of the topic was pending."""
+
+    def unconfirmed(self, subscriber: Subscriber, notification: Notification) -> None:
+        """Called after a notification was passed to a subscriber that learns later whether it has arrived. `delivered`
+        is called when it has."""
+
+    def delivered(self, subscriber: Subscriber, notification: Notification, seconds: float) -> None:
+        """Called after a notification was delivered from a mailbox, or has arrived. `seconds` is its latency."""
+
+    def suppressed(self, subscriber: Subscriber, topic: Topic, reason: SuppressionReason) -> None:
+        """Called if a subscriber gets no notification of a change that is being published, or of what was pending."""
 
     def overflowed(self, subscriber: Subscriber, merged: int, *, is_closed: bool) -> None:
         """Called if more topics are pending than the policy allows. The subscriber is closed, or the pending contents
@@ -95,9 +115,15 @@ class Observers(Observer):
         for observer in self._observers:
             observer.closed(subscriber, reason)
 
-    def publishing(self, notification: Notification, changes: tuple[Change, ...], subscribers: int) -> None:
+    def publishing(
+        self,
+        notification: Notification,
+        changes: tuple[Change, ...],
+        subscribers: tuple[Subscriber, ...],
+        keys: list[Topic],
+    ) -> None:
         for observer in self._observers:
-            observer.publishing(notification, changes, subscribers)
+            observer.publishing(notification, changes, subscribers, keys)
 
     def published(self, notification: Notification, subscribers: int) -> None:
         for observer in self._observers:
@@ -106,6 +132,18 @@ class Observers(Observer):
     def queued(self, subscriber: Subscriber, notification: Notification, due: float, *, was_pending: bool) -> None:
         for observer in self._observers:
             observer.queued(subscriber, notification, due, was_pending=was_pending)
+
+    def unconfirmed(self, subscriber: Subscriber, notification: Notification) -> None:
+        for observer in self._observers:
+            observer.unconfirmed(subscriber, notification)
+
+    def delivered(self, subscriber: Subscriber, notification: Notification, seconds: float) -> None:
+        for observer in self._observers:
+            observer.delivered(subscriber, notification, seconds)
+
+    def suppressed(self, subscriber: Subscriber, topic: Topic, reason: SuppressionReason) -> None:
+        for observer in self._observers:
+            observer.suppressed(subscriber, topic, reason)
 
     def overflowed(self, subscriber: Subscriber, merged: int, *, is_closed: bool) -> None:
         for observer in self._observers:

@@ -2,7 +2,8 @@
 
 A legacy session exists only in the worker that opened it. So each session id that leaves a worker begins with the name
 of the worker and a dot, and a request with the id of another worker is passed to that worker over its Unix socket: the
-body, the response and the client's disconnect, as they come. Requests without a session stay where they are.
+body, the response and the client's disconnect, as they come. Requests without a session stay where they are,
+except those of the console: they are passed to the first worker, because each worker has a record of its own.
 
 If the other worker is gone, the request is handled here, where its session is unknown: the SDK answers 404, and the
 client initializes again.
@@ -26,6 +27,11 @@ logger = logging.getLogger(__name__)
 
 _HEADER = b"mcp-session-id"
 
+_CLIENT_HEADER = b"x-tidings-client"
+"""The address of the client of a request that another worker has passed on. Removed from all other requests."""
+
+_CONSOLE = "/console"
+
 _OWN_RESPONSE_HEADERS = frozenset({b"connection", b"date", b"server", b"transfer-encoding"})
 """Headers that the server of this worker sets itself."""
 
@@ -40,13 +46,18 @@ class SessionAffinity:
         self._app = app
         self._worker = worker.encode()
         self._others = {name.encode(): path for name, path in sockets.items() if name != worker}
+        self._first = next(iter(sockets), worker).encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        scope = _with_client(scope)
         owner, dot, session_id = _find_session_id(scope).partition(b".")
-        path = self._others.get(owner) if dot else None
+        if scope["path"] == _CONSOLE or scope["path"].startswith(f"{_CONSOLE}/"):
+            path = self._others.get(self._first)
+        else:
+            path = self._others.get(owner) if dot else None
         if path is not None:
             exchange = _Exchange(scope, receive, send)
             if await exchange.forward(path):
@@ -62,6 +73,20 @@ class SessionAffinity:
             await send(message)
 
         await self._app(scope, receive, send_named)
+
+
+def _with_client(scope: Scope) -> Scope:
+    """Return the scope with the address of the client. A request from another worker, through a Unix socket, has it in
+    a header; any other request has no such header that could be trusted."""
+    found = [value for name, value in scope["headers"] if name == _CLIENT_HEADER]
+    if not found:
+        return scope
+    headers = [header for header in scope["headers"] if header[0] != _CLIENT_HEADER]
+    # Not by the client, which the server of this worker does not know either if it has disconnected already.
+    server = scope.get("server")
+    is_passed = server is None or server[1] is None
+    client = (found[0].decode("latin-1"), 0) if is_passed else scope["client"]
+    return {**scope, "headers": headers, "client": client}
 
 
 def _find_session_id(scope: Scope) -> bytes:
@@ -120,7 +145,10 @@ class _Exchange:
         """Pass the request, and return when the client has disconnected."""
         scope = self._scope
         target = scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b"")
-        head = h11.Request(method=scope["method"], target=target, headers=scope["headers"])
+        headers = list(scope["headers"])
+        if scope.get("client"):
+            headers.append((_CLIENT_HEADER, scope["client"][0].encode("latin-1", "replace")))
+        head = h11.Request(method=scope["method"], target=target, headers=headers)
         try:
             writer.write(self._http.send(head))
             while (message := await self._receive())["type"] == "http.request":

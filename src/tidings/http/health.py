@@ -8,8 +8,6 @@ names of items or clients, but they show how busy a server is.
 from __future__ import annotations
 
 import hmac
-import ipaddress
-import re
 from collections.abc import Callable
 from typing import Literal, get_args
 
@@ -18,17 +16,13 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from tidings.errors import TidingsError
+from tidings.http.local_addresses import is_local_request
 
 __all__ = ["Audience", "routes"]
 
 Audience = Literal["local", "anyone"]
 
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-
-_LOCAL_HOST = re.compile(r"(localhost|127\.\d+\.\d+\.\d+|\[::1\])(:\d+)?", re.IGNORECASE)
-
-_PROXY_HEADERS = frozenset({"forwarded", "via", "x-real-ip", "x-client-ip", "true-client-ip", "cf-connecting-ip"})
-"""Headers that proxies add, besides all `x-forwarded-…`."""
 
 
 def routes(
@@ -59,7 +53,7 @@ def routes(
         return JSONResponse({"status": "not ready", "waiting for": waiting}, 503, {"retry-after": "1"})
 
     async def get_metrics(request: Request) -> Response:
-        if metrics == "local" and not _is_local(request):
+        if metrics == "local" and not is_local_request(request):
             return PlainTextResponse("Metrics are for the machine itself; see docs/telemetry.md.\n", 403)
         if metrics == "local" and token is not None and not _has_token(request, token):
             return PlainTextResponse("Metrics need the server's token.\n", 401, {"www-authenticate": "Bearer"})
@@ -72,18 +66,3 @@ def routes(
 def _has_token(request: Request, token: str) -> bool:
     sent = request.headers.get("authorization", "")
     return hmac.compare_digest(sent.encode("utf-8", "surrogateescape"), f"Bearer {token}".encode())
-
-
-def _is_local(request: Request) -> bool:
-    """Return whether a process of this machine asks. A web page in its browser uses another host name, and is
-    refused."""
-    if request.client is None or not _LOCAL_HOST.fullmatch(request.headers.get("host", "")):
-        return False
-    if any(name in _PROXY_HEADERS or name.startswith("x-forwarded-") for name in request.headers):
-        return False
-    try:
-        address = ipaddress.ip_address(request.client.host)
-    except ValueError:
-        return False
-    # A socket for both families has mapped addresses.
-    return (getattr(address, "ipv4_mapped", None) or address).is_loopback

@@ -278,6 +278,14 @@ class LegacyStreams:
         while response.is_aborted and (await receive())["type"] != "http.disconnect":
             pass  # the server would log a request that ends before its connection as an error
 
+    def end_stream_of(self, subscriber: Subscriber) -> bool:
+        """End the streams of a session. Its client may open another one. Return False if there is none."""
+        sessions = [session for session in self._sessions.values() if session.subscriber is subscriber]
+        responses = [response for session in sessions for response in session.responses]
+        for response in responses:
+            self._open[response].end(Reason.REVOKED)
+        return bool(responses)
+
     async def _end_streams(self, session: HttpSession) -> None:
         """End the stream that a client has lost. While it is open, the SDK refuses another one."""
         for response, end in [(each, self._open[each]) for each in session.responses]:

@@ -37,6 +37,7 @@ from tidings.http.parking import buffer_response
 from tidings.http.stream import NO_STREAM, AsgiStream, Receive, ResponseStream, Scope, Send, abort_unfinished
 from tidings.policy import Policy
 from tidings.server.authorization import Principal
+from tidings.server.client_identity import ClientIdentity
 from tidings.server.stream_limits import StreamSlot
 from tidings.server.subscribe import PreparedSubscription, Subscriptions
 
@@ -104,13 +105,14 @@ class ListenStreams:
         self, scope: Scope, receive: Receive, send: Send, request: ListenRequest, principal: Principal | None
     ) -> ListenStream | None:
         """Open a stream. Return it if its request has to wait for the end: `await stream.wait_for_end(receive)`."""
+        address = scope["client"][0] if scope.get("client") else None
         try:
             prepared = await self.subscriptions.prepare(
                 request.requested,
                 principal,
                 meta=request.meta,
                 capabilities=request.capabilities,
-                address=scope["client"][0] if scope.get("client") else None,
+                address=address,
             )
         except TooManyStreams as error:
             await _refuse(send, request.id, str(error))
@@ -124,6 +126,10 @@ class ListenStreams:
         is_open = False
         try:
             is_open = await self._open(stream, scope, receive, send, prepared, str(request.id))
+            observer = self.subscriptions.client_observer
+            if observer is not None and stream.subscriber is not None:
+                client = ClientIdentity.of_modern(request.meta, principal, address)
+                observer.client_connected(stream.subscriber, client)
         finally:
             is_parked = not isinstance(stream.response, AsgiStream)
             if not is_open:

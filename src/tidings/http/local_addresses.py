@@ -7,25 +7,49 @@ address has several notations.
 
 from __future__ import annotations
 
+import ipaddress
 import re
 import socket
 from collections.abc import Iterable
-from typing import Any, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from mcp.server.transport_security import TransportSecuritySettings
 
 from tidings.core.addresses import is_loopback
 
-__all__ = ["is_local", "make_security", "needs_security"]
+if TYPE_CHECKING:
+    from starlette.requests import Request
+
+__all__ = ["is_local", "is_local_request", "make_security", "needs_security"]
 
 _LOCAL_HOSTS = ("127.0.0.1", "localhost", "[::1]")
 _CHECKED_BY_SDK = ("127.0.0.1", "localhost", "::1")
+
+_LOCAL_HOST = re.compile(r"(localhost|127\.\d+\.\d+\.\d+|\[::1\])(:\d+)?", re.IGNORECASE)
+
+_PROXY_HEADERS = frozenset({"forwarded", "via", "x-real-ip", "x-client-ip", "true-client-ip", "cf-connecting-ip"})
+"""Headers that proxies add, besides all `x-forwarded-…`."""
 
 
 def is_local(host: str) -> bool:
     """Return whether only this machine can reach a host: all of its addresses are loopback addresses."""
     addresses = _resolve(host)
     return bool(addresses) and all(map(is_loopback, addresses))
+
+
+def is_local_request(request: Request) -> bool:
+    """Return whether a process of this machine sent a request. A web page in its browser uses another host name, and
+    is refused."""
+    if request.client is None or not _LOCAL_HOST.fullmatch(request.headers.get("host", "")):
+        return False
+    if any(name in _PROXY_HEADERS or name.startswith("x-forwarded-") for name in request.headers):
+        return False
+    try:
+        address = ipaddress.ip_address(request.client.host)
+    except ValueError:
+        return False
+    # A socket for both families has mapped addresses.
+    return (getattr(address, "ipv4_mapped", None) or address).is_loopback
 
 
 def needs_security(host: Any) -> TypeGuard[str]:

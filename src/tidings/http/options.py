@@ -58,3 +58,4 @@ class RunOptions(AppOptions, total=False):
     log_level: str | int | None
     health: bool
     metrics: Audience | None
+    console: bool | Literal["read", "write"]

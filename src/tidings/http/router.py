@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from tidings.core.model import Feature, Version
 from tidings.http.interrupted import AnswerInterrupted
 from tidings.http.legacy import LegacyStreams
 from tidings.http.listen import ListenStream, ListenStreams
@@ -18,9 +19,10 @@ from tidings.http.request_checks import CheckedHeaders, RequestChecks, relevant_
 from tidings.http.stream import Message, Receive, Scope, Send, replay
 from tidings.server import internals
 from tidings.server.authorization import principal_of
+from tidings.server.client_identity import ClientIdentity
 from tidings.server.list_cache import ListCache, Outcome
 from tidings.server.list_reader import ListReader
-from tidings.server.methods import LISTEN
+from tidings.server.methods import LIST_METHODS, LISTEN, decode_meta
 from tidings.server.source import Source
 
 if TYPE_CHECKING:
@@ -109,7 +111,20 @@ class Router:
         if response is None or (session_id and not self._touch(session_id, scope)):
             await self._app(_stripped(scope), replay(messages, receive), send)
             return
+        if isinstance(response.state, Version):
+            self._report_fetch(scope, body, session_id, LIST_METHODS[method].feature, response.state.revision)
         await send_cached(response, send, tag, session_id)
+
+    def _report_fetch(self, scope: Scope, body: bytes, session_id: bytes, feature: Feature, revision: int) -> None:
+        observer = self._listen_streams.subscriptions.client_observer
+        if observer is None:
+            return
+        if session_id:
+            client = ClientIdentity(session=session_id.decode("latin-1"))
+        else:
+            address = scope["client"][0] if scope.get("client") else None
+            client = ClientIdentity.of_modern(decode_meta(body), principal_of(scope.get("user")), address)
+        observer.client_fetched(client, feature, revision)
 
     def _touch(self, session_id: bytes, scope: Scope) -> bool:
         """Postpone the idle timeout of the caller's session. Return False if the caller has no such session."""

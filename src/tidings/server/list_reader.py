@@ -199,6 +199,10 @@ class ListReader:
         """Return the result of a list request by a modern client without capabilities."""
         return await self._request(method, version, self.cache_request_id)
 
+    async def call(self, method: str, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the result of any request by such a client. Nobody can answer the server's own requests to it."""
+        return await self._request(method, LATEST_MODERN_VERSION, f"call-{secrets.token_hex(8)}", params)
+
     # On the event loop
 
     def _reset(self) -> None:
@@ -295,7 +299,8 @@ class ListReader:
         cursor: str | None = None
         for _ in range(_MAX_PAGES):
             try:
-                result = await self._request(method, LATEST_MODERN_VERSION, self.request_id, cursor)
+                page = {"cursor": cursor} if cursor is not None else {}
+                result = await self._request(method, LATEST_MODERN_VERSION, self.request_id, page)
             except MCPError as error:
                 if error.code == METHOD_NOT_FOUND:
                     return items
@@ -306,10 +311,11 @@ class ListReader:
                 return items
         raise TidingsError(f"{method} did not end after {_MAX_PAGES} pages")
 
-    async def _request(self, method: str, version: str, request_id: str, cursor: str | None = None) -> dict[str, Any]:
-        params: dict[str, Any] = {"_meta": {PROTOCOL_VERSION_META_KEY: version, CLIENT_CAPABILITIES_META_KEY: {}}}
-        if cursor is not None:
-            params["cursor"] = cursor
+    async def _request(
+        self, method: str, version: str, request_id: str, more: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        meta: dict[str, Any] = {PROTOCOL_VERSION_META_KEY: version, CLIENT_CAPABILITIES_META_KEY: {}}
+        params = {"_meta": meta, **(more or {})}
         return await serve_one(
             self._server,
             _RequestContext(request_id),

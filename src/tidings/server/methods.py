@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
@@ -24,6 +24,7 @@ __all__ = [
     "UNSUBSCRIBE",
     "ListMethod",
     "Request",
+    "decode_meta",
     "decode_request",
     "list_methods",
 ]
@@ -79,7 +80,24 @@ class Request(msgspec.Struct, forbid_unknown_fields=True):
     params: msgspec.Raw = msgspec.Raw()
 
 
+class _Params(msgspec.Struct):
+    meta: dict[str, Any] = msgspec.field(name="_meta", default_factory=dict)
+
+
+class _RequestWithMeta(msgspec.Struct):
+    params: _Params = msgspec.field(default_factory=_Params)
+
+
 _decoder = msgspec.json.Decoder(Request)
+_meta_decoder = msgspec.json.Decoder(_RequestWithMeta)
+
+
+def decode_meta(data: bytes) -> dict[str, Any]:
+    """Return the `_meta` of the request in these bytes; an empty dict if it has none."""
+    try:
+        return _meta_decoder.decode(data).params.meta
+    except DECODE_ERRORS:
+        return {}
 
 
 def decode_request(data: bytes) -> Request | None:

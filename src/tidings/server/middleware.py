@@ -33,7 +33,7 @@ from tidings.server.definitions import as_dict, with_meta
 from tidings.server.list_reader import ListReader
 from tidings.server.methods import CALL_TOOL, DISCOVER, INITIALIZE, INITIALIZED, LIST_METHODS, LISTEN, READ_RESOURCE
 from tidings.server.response_cursor import ResponseCursor
-from tidings.server.sessions import Sessions
+from tidings.server.sessions import Sessions, identity_of
 from tidings.server.source import Source
 
 __all__ = ["NotificationMiddleware", "ToolCallMiddleware", "server_info_meta"]
@@ -94,8 +94,10 @@ class NotificationMiddleware:
         if isinstance(result, types.ErrorData) or not isinstance(result, BaseModel | dict):
             return result  # the user's middleware may return an error, or something that the SDK refuses
         if ctx.method in LIST_METHODS:
+            self._report_fetch(ctx, cursor)
             return self._with_cursor(ctx, as_dict(result), cursor.as_json())
         if ctx.method == READ_RESOURCE:
+            self._report_fetch(ctx, cursor)
             return with_meta(result, {CURSOR_KEY: cursor.as_json()})
         if ctx.method == DISCOVER:
             return self._with_capabilities(as_dict(result), ctx.protocol_version, is_served=True)
@@ -108,6 +110,13 @@ class NotificationMiddleware:
                 response["_meta"] = {**(response.get("_meta") or {}), **meta}
             return self._with_capabilities(response, version, is_served=meta is not None)
         return result
+
+    def _report_fetch(self, ctx: Ctx, cursor: ResponseCursor) -> None:
+        observer = self._sessions.client_observer
+        if observer is None or ctx.request_id == self._reader.cache_request_id:
+            return
+        for topic, revision in cursor.revisions.items():
+            observer.client_fetched(identity_of(ctx), topic, revision)
 
     def _with_capabilities(self, result: dict[str, Any], version: str, *, is_served: bool) -> dict[str, Any]:
         """Advertise exactly what is served: nothing if the connection can't be notified."""

@@ -44,6 +44,11 @@ class ResponseCursor:
             for topic, version in self._before.items():
                 self._fetched.end_fetch(topic, version.revision)
 
+    @property
+    def revisions(self) -> dict[Topic, int]:
+        """The revision of each topic when the response was begun. The response has it, or a later one."""
+        return {topic: version.revision for topic, version in self._before.items()}
+
     def as_json(self) -> dict[str, Any]:
         """Return the cursor, after the response was made."""
         after = self._read_versions(self._before)

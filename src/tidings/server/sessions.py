@@ -37,6 +37,7 @@ from tidings.core.subscriber import BUSY, ConnectionKind, Subscriber
 from tidings.errors import InvalidPattern, LimitReached, TooManyStreams
 from tidings.server import internals
 from tidings.server.authorization import caller_of
+from tidings.server.client_identity import ClientIdentity, ClientObserver
 from tidings.server.definitions import with_meta
 from tidings.server.granted_topics import RequestedTopics
 from tidings.server.heartbeat import Heartbeat
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
     from mcp.server import Server
     from mcp.server.connection import Connection
 
-__all__ = ["LegacySession", "LegacySessions", "NotificationStream", "Sessions"]
+__all__ = ["LegacySession", "LegacySessions", "NotificationStream", "Sessions", "identity_of"]
 
 logger = logging.getLogger(__name__)
 
@@ -115,6 +116,10 @@ class Sessions:
         server.add_request_handler(UNSUBSCRIBE, types.UnsubscribeRequestParams, self._unsubscribe)
         server.add_request_handler(LISTEN, types.SubscriptionsListenRequestParams, self.listen)
 
+    @property
+    def client_observer(self) -> ClientObserver | None:
+        return self._subscriptions.client_observer
+
     def stop(self) -> None:
         """End every listen stream; its handler then returns the result."""
         for stream in list(self._streams):
@@ -160,6 +165,10 @@ class Sessions:
         is_muted = _is_feature if version in self._subscriptions.policy.mute_list_changed else None
         subscriber = session.open(prepared, version, label, is_muted)
         opened = connection.state[_SESSION] = _OpenSession(session, prepared, subscriber)
+        if (observer := self.client_observer) is not None:
+            info, address = params.get("clientInfo"), _address(ctx)
+            client = ClientIdentity.of_session(session_id or "", info, version, prepared.principal, address)
+            observer.client_connected(subscriber, client)
         connection.exit_stack.callback(self._close, opened)
         if session_id is not None:  # not in `_close`: a second handshake uses the stream that is open
             connection.exit_stack.callback(self._http_sessions.forget, session_id)
@@ -245,6 +254,8 @@ class Sessions:
         self._streams[stream] = None
         try:
             acknowledgement = stream.open(prepared)
+            if (observer := self.client_observer) is not None and stream.subscriber is not None:
+                observer.client_connected(stream.subscriber, identity_of(ctx))
             if prepared.options.terms.bookmarks:
                 self._heartbeat.add(stream.send_heartbeat)
             await stream.send(
@@ -409,6 +420,14 @@ class _ListenStream(_SDKDelivery):
 
 def _is_feature(topic: Topic) -> bool:
     return isinstance(topic, Feature)
+
+
+def identity_of(ctx: Ctx) -> ClientIdentity:
+    """Return the client of a request that the SDK serves."""
+    session_id = internals.connection_of(ctx.session).session_id
+    if session_id is not None:
+        return ClientIdentity(session=session_id)
+    return ClientIdentity.of_modern((ctx.params or {}).get("_meta"), caller_of(ctx), _address(ctx))
 
 
 def _address(ctx: Ctx) -> str | None:

@@ -38,6 +38,7 @@ from tidings.core.subscriber import ConnectionKind, Deliver, OnClose, Subscriber
 from tidings.errors import InvalidPattern
 from tidings.server.authorization import Authorization, Principal, owner_of
 from tidings.server.authorized_streams import AuthorizedStreams
+from tidings.server.client_identity import ClientObserver
 from tidings.server.granted_topics import GrantedTopics, RequestedTopics
 from tidings.server.listen_options import ABSENT, ListenOptions
 from tidings.server.loop_bridge import LoopBridge
@@ -80,6 +81,8 @@ class Subscriptions:
         self.serves_contents = serves_contents
         self.catch_up: Callable[[int], Awaitable[None]] | None = None
         """Waits until a replica knows a revision that its client has seen on another one."""
+        self.client_observer: ClientObserver | None = None
+        """Learns which clients subscribe and fetch; None if nobody asks."""
         self.is_stopping = False
         """Whether the server stops: streams that open now end immediately, and take over no durable subscription."""
         self._terms = terms

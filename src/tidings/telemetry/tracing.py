@@ -281,7 +281,13 @@ class TracingObserver(Observer, Tracer):
         if entered is not None:
             contexts.detach(entered)
 
-    def publishing(self, notification: Notification, changes: tuple[Change, ...], subscribers: int) -> None:
+    def publishing(
+        self,
+        notification: Notification,
+        changes: tuple[Change, ...],
+        subscribers: tuple[Subscriber, ...],
+        keys: list[Topic],
+    ) -> None:
         # Called for each change, so without the cost of `_suppress_errors`.
         try:
             if (
@@ -297,7 +303,7 @@ class TracingObserver(Observer, Tracer):
             span = self._tracer.start_span(spans.NOTIFY_LIST if is_list else spans.NOTIFY_CONTENT, parent, _PRODUCER)
             if span is INVALID_SPAN and not _has_current_span():
                 return  # the process does no tracing
-            self._fan_out = self._start_fan_out(span, parent, notification, subscribers)
+            self._fan_out = self._start_fan_out(span, parent, notification, len(subscribers))
         except Exception as error:
             self.fail(error)
 

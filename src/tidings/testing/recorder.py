@@ -100,7 +100,13 @@ class Recorder(Observer):
         del self._muted[subscriber]
         self._record(Closed(self._names[subscriber], reason.value))
 
-    def publishing(self, notification: Notification, changes: tuple[Change, ...], subscribers: int) -> None:
+    def publishing(
+        self,
+        notification: Notification,
+        changes: tuple[Change, ...],
+        subscribers: tuple[Subscriber, ...],
+        keys: list[Topic],
+    ) -> None:
         for change in changes:
             self._topics[change.topic] = None
             if change.is_unknown:

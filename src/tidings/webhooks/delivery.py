@@ -361,11 +361,13 @@ class _WebhookDelivery:
         # A delay by its own rate limit does not count as latency.
         has_delays = self._subscriber is not None and self._subscriber.policy.has_delays
         start = self._delivered_at if has_delays or not notification.changes else notification.changes[-1].time
-        self._hub.counts.add_sent(notification.topic, self._now() - start)
+        seconds = self._now() - start
+        self._hub.counts.add_sent(notification.topic, seconds)
         self._save_success()
         if self._subscriber is None:
             return
         with self._lock:
+            self._hub.observers.delivered(self._subscriber, notification, seconds)
             # Before the next delivery starts, so that its failure does not affect this one.
             self._subscriber.mark_ready()
             if self._prepared is not None:

@@ -157,6 +157,10 @@ class MachineBase(RuleBasedStateMachine):
         self.hub = Hub(self.catalog, clock=self.clock, on_watched=self.first, on_unwatched=self.last)
         if not follows:
             self.catalog.publisher = None
+        self.record_events()
+
+    def record_events(self) -> None:
+        """Start to record the events of the new hub."""
         self.recorder = Recorder(self.hub)
 
     def committed(self, changes: tuple[Change, ...]) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tidings.cli.field_diff import compare_fields
+from tidings.core.field_diff import compare_fields
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,231 @@
+"""`tidings top URL`: show the overview of a running server's console in a terminal."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import urljoin
+
+import typer
+
+from tidings.cli.auth import TOKEN_VARIABLE, read_token
+from tidings.cli.options import Token, TokenFile, is_url
+from tidings.cli.output import fail, pluralize, print_json_lines, print_stderr, print_stdout
+from tidings.core.redact import one_line
+from tidings.errors import TidingsError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+__all__ = ["top"]
+
+_RETRY_DELAY = 1.0
+"""Seconds between two attempts to connect."""
+
+_READ_TIMEOUT = 30.0
+"""Seconds without an event after which the connection is lost: the server sends one every ten seconds."""
+
+_BARS = "▁▂▃▄▅▆▇█"
+_MAX_SAMPLES = 60
+_MAX_ROWS = 6
+"""The maximum of rows of problems, of webhooks and of replicas."""
+
+_Show = Callable[[dict[str, Any]], None]
+
+
+def top(
+    target: Annotated[str, typer.Argument(metavar="URL", help="A running server, for example its endpoint.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print each overview as one line of JSON.")] = False,
+    auth_token: Token = None,
+    auth_token_file: TokenFile = None,
+) -> None:
+    """Show how busy a server is: clients, deliveries, latency, errors, webhooks and replicas.
+
+    The numbers are those of the server's console, and change as they do there. Stop with Ctrl-C.
+    """
+    if not is_url(target, "the URL of a served workspace"):
+        fail(f"{target}: top needs the URL of a running server, for example http://127.0.0.1:8765/mcp")
+    from tidings.cli.remote import check_url, run
+
+    check_url(target)
+    token = read_token(auth_token, auth_token_file)
+    with ExitStack() as stack:
+        show: _Show
+        if as_json:
+            show = _print_json
+        elif sys.stdout.isatty():
+            from rich.live import Live
+
+            display = stack.enter_context(Live(auto_refresh=False, transient=False))
+
+            def update(overview: dict[str, Any]) -> None:
+                display.update(_render(overview), refresh=True)
+
+            show = update
+        else:
+            show = _print_line
+        run(_show_all(_console_url(target), token, show))
+
+
+def _console_url(target: str) -> str:
+    """Return the URL of the console of a server whose endpoint, or console, is at `target`."""
+    base = target.partition("?")[0].rstrip("/")
+    return base if base.endswith("/console") else urljoin(base, "console")
+
+
+async def _show_all(url: str, token: str | None, show: _Show) -> None:
+    """Show each overview until Ctrl-C, also after the server restarts."""
+    import asyncio
+
+    from tidings.cli.remote import Unreachable
+
+    was_reached = False
+    while True:
+        try:
+            async for overview in _overviews(url, token):
+                was_reached = True
+                show(overview)
+            print_stderr(f"{url} has stopped; waiting for it to restart.")
+        except Unreachable as error:
+            if not was_reached:
+                raise
+            print_stderr(f"{error}; trying again.")
+        await asyncio.sleep(_RETRY_DELAY)
+
+
+async def _overviews(url: str, token: str | None) -> AsyncIterator[dict[str, Any]]:
+    """Yield the overview, with its history, at the start and after each change, until the server stops."""
+    import httpx2
+    import msgspec
+
+    from tidings.cli.remote import Unreachable, bearer_headers
+
+    try:
+        async with httpx2.AsyncClient(headers=bearer_headers(token), timeout=_READ_TIMEOUT) as http:
+            response = await http.get(f"{url}/api/overview")
+            _check(url, response.status_code, response.text, has_token=bool(token))
+            overview: dict[str, Any] = msgspec.json.decode(response.content)
+            yield overview
+            async with http.stream("GET", f"{url}/api/events") as events:
+                name = ""
+                async for line in events.aiter_lines():
+                    if line.startswith("event: "):
+                        name = line[7:]
+                    elif line.startswith("data: ") and name == "overview":
+                        overview = _continue(overview, msgspec.json.decode(line[6:]))
+                        yield overview
+    except httpx2.RemoteProtocolError:
+        return  # the server was stopped
+    except (httpx2.HTTPError, OSError) as error:
+        raise Unreachable(f"{url} can't be reached: {str(error) or type(error).__name__}") from None
+    except msgspec.DecodeError:
+        raise TidingsError(f"{url} is not the console of a Tidings server") from None
+
+
+def _continue(previous: dict[str, Any], following: dict[str, Any]) -> dict[str, Any]:
+    """Return the following overview with the history so far."""
+    sample, history = following.pop("sample", None), previous["history"]
+    if sample is not None and sample["time"] not in history["times"][-1:]:
+        new = {"times": sample["time"], "deliveries": sample["deliveries"], "p95": sample["p95"]}
+        history = {name: [*values, new[name]][-300:] for name, values in history.items()}
+    return following | {"history": history}
+
+
+def _check(url: str, status: int, text: str, *, has_token: bool) -> None:
+    if status == 200:
+        return
+    if status == 401:
+        refusal = "does not accept this token" if has_token else "requires a token"
+        raise TidingsError(f"{url} {refusal}; give one with --auth-token-file FILE, or {TOKEN_VARIABLE}")
+    if status == 404:
+        raise TidingsError(f"{url}: the server has no console; start it with --console=read")
+    raise TidingsError(f"{url} answered {status}: {one_line(_error_in(text), 300)}")
+
+
+def _error_in(text: str) -> str:
+    import msgspec
+
+    try:
+        return str(msgspec.json.decode(text, type=dict[str, Any])["error"])
+    except (msgspec.DecodeError, KeyError):
+        return "this is not the console of a Tidings server"
+
+
+def _print_json(overview: dict[str, Any]) -> None:
+    print_json_lines([overview])
+
+
+def _print_line(overview: dict[str, Any]) -> None:
+    cells = [
+        time.strftime("%H:%M:%S"),
+        pluralize(overview["clients"], "client"),
+        f"{overview['deliveriesPerSecond']:g}/s",
+        f"p95 {_seconds(overview['latency']['p95'])}",
+        f"{overview['pending']} pending",
+        f"revision {overview['revision']}",
+        pluralize(len(overview["problems"]), "problem"),
+    ]
+    print_stdout("  ".join(cells))
+
+
+def _render(overview: dict[str, Any]) -> RenderableType:
+    from rich.console import Group
+    from rich.rule import Rule
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim", no_wrap=True, min_width=len("deliveries"))
+    grid.add_column(overflow="ellipsis", no_wrap=True)
+    previous = ""
+    for label, text, style in _list_rows(overview):
+        grid.add_row("" if label == previous else label, Text(one_line(text), style=style))
+        previous = label
+    server = overview["server"]
+    title = one_line(f"{server['name']} {server['version']}".strip())
+    return Group(Rule(Text(title, style="bold"), align="left", style="dim"), grid)
+
+
+def _list_rows(overview: dict[str, Any]) -> Iterable[tuple[str, str, str]]:
+    """Yield the label, the text and the style of each row."""
+    latency = overview["latency"]
+    waiting = f"{overview['pending']} topics pending, {overview['slow']} slow"
+    yield "clients", f"{overview['clients']}, {waiting}", "yellow" if overview["slow"] else ""
+    rates = overview["history"]["deliveries"][-_MAX_SAMPLES:]
+    yield "deliveries", f"{overview['delivered']}, {overview['deliveriesPerSecond']:g}/s  {_bars(rates)}", ""
+    yield "latency", "  ".join(f"{name} {_seconds(latency[name])}" for name in ("p50", "p95", "p99")), ""
+    suppressed = ", ".join(f"{number} {name.replace('_', ' ')}" for name, number in overview["suppressed"].items())
+    if suppressed:
+        yield "suppressed", suppressed, ""
+    for feature, found in overview["catalog"].items():
+        yield "catalog", f"{found['items']} {feature}, revision {found['revision']}, {found['digest'][:8]}", ""
+    for name, number in overview["failures"].items():
+        yield "failures", f"{number} {name}", "red"
+    for problem in overview["problems"][:_MAX_ROWS]:
+        location = problem["file"] if problem["line"] is None else f"{problem['file']}:{problem['line']}"
+        yield "problems", f"{location}: {problem['text']}", "red"
+    for webhook in overview["webhooks"][:_MAX_ROWS]:
+        reason = f": {webhook['lastError']}" if webhook["lastError"] and webhook["state"] != "active" else ""
+        style = {"active": "", "retrying": "yellow"}.get(webhook["state"], "red")
+        yield "webhooks", f"{webhook['name']} {webhook['state']}{reason}", style
+    for replica in overview["replicas"][:_MAX_ROWS]:
+        is_self = " (this one)" if replica["isSelf"] else ""
+        digest = replica["digests"].get("tools", "")[:8]
+        text = f"{replica['host']}:{replica['pid']}{is_self}, {pluralize(replica['streams'], 'stream')}, tools {digest}"
+        yield "replicas", f"{text}, {replica['lag']} behind", ""
+
+
+def _bars(values: list[float]) -> str:
+    highest = max(values, default=0.0)
+    if not highest:
+        return ""
+    return "".join(_BARS[min(len(_BARS) - 1, int(value / highest * len(_BARS)))] for value in values)
+
+
+def _seconds(value: float | None) -> str:
+    if value is None:
+        return "–"
+    return f"{value * 1000:.2g} ms" if value < 1 else f"{value:.2g} s"

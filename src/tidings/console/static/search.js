@@ -1,0 +1,30 @@
+// A search field.
+
+import { html, useEffect, useRef, useState } from "./htm-preact.js";
+
+const PAUSE = 150; // milliseconds without a key before a search starts
+
+/** Let the user type, and call `onSearch` when they pause. */
+export function Search({ label, value, onSearch }) {
+  const [typed, setTyped] = useState(value);
+  const timer = useRef(null);
+  const latest = useRef(null); // the view may have changed when the pause is over
+  latest.current = onSearch;
+  const sent = useRef(value);
+  useEffect(() => {
+    if (value === sent.current) return; // the user may have typed more meanwhile
+    sent.current = value; // a link or the history changed it
+    setTyped(value);
+  }, [value]);
+  useEffect(() => () => clearTimeout(timer.current), []);
+  function onInput(event) {
+    const text = event.target.value;
+    setTyped(text);
+    clearTimeout(timer.current);
+    timer.current = setTimeout(() => {
+      sent.current = text;
+      latest.current(text);
+    }, PAUSE);
+  }
+  return html`<input type="search" aria-label=${label} placeholder=${label} value=${typed} onInput=${onInput} autocomplete="off" spellcheck=${false} />`;
+}

@@ -1,0 +1,94 @@
+"""The record agrees with what subscribers were told, after every step of random scenarios."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+
+import pytest
+from hypothesis import settings
+from hypothesis.stateful import invariant, run_state_machine_as_test
+
+from tests.support.promises.machine import Machine
+from tidings import Hub, Notification, Subscriber, Topic
+from tidings.console.record import PublishedChange, Record, RecordedClient, State
+from tidings.core.observer import Observer
+
+pytestmark = pytest.mark.usefixtures("no_logs")
+
+
+class Witness(Observer):
+    """Counts the notifications of each subscriber, as they arrive."""
+
+    def __init__(self, hub: Hub, record: Record) -> None:
+        self._record = record
+        self.counts: Counter[int] = Counter()
+        self.told: defaultdict[int, set[tuple[Topic, int]]] = defaultdict(set)
+        self._clients: dict[Subscriber, int] = {}
+        hub.observers.add(self)
+
+    def opened(self, subscriber: Subscriber) -> None:
+        client = self._record.client_of(subscriber)
+        assert client is not None
+        self._clients[subscriber] = client.id
+        subscriber.before_delivery(lambda notification: self.note(client.id, notification, 1))
+
+    def failed(self, subscriber: Subscriber, notification: Notification, error: BaseException) -> None:
+        self.note(self._clients[subscriber], notification, -1)
+
+    def note(self, client: int, notification: Notification, number: int) -> None:
+        self.counts[client] += number
+        topic_and_revision = (notification.topic, notification.version.revision)
+        if number > 0:
+            self.told[client].add(topic_and_revision)
+        else:
+            self.told[client].discard(topic_and_revision)
+
+
+def state_of(client: RecordedClient, change: PublishedChange) -> State | None:
+    """Return what became of a change for a client; None if it did not concern the client."""
+    delivery = change.deliveries.get(client.id)
+    if delivery is not None:
+        return delivery.state
+    return State.TOLD if client.was_watching(change) else None
+
+
+def check(record: Record, counts: Counter[int], told: dict[int, set[tuple[Topic, int]]]) -> None:
+    clients = list(record.clients.values())
+    assert {each.id: record.delivered_to(each) for each in clients} == {each.id: counts[each.id] for each in clients}
+    for change in record.changes:
+        states = {client.id: state_of(client, change) for client in clients}
+        topic_and_revision = (change.topic, change.version.revision)
+        assert {id for id, state in states.items() if state is State.TOLD} == {
+            client.id for client in clients if topic_and_revision in told[client.id]
+        }
+        assert change.told == sum(state is State.TOLD for state in states.values())
+        assert change.reached == sum(state is not None for state in states.values())
+        for client in clients:
+            if states[client.id] is State.PENDING:
+                assert client.subscriber is not None
+                mailbox = client.subscriber.mailbox
+                assert mailbox is not None
+                assert mailbox.is_pending(change.topic)
+
+
+class RecordedMachine(Machine):
+    """The machine of the core's promises, with a record."""
+
+    record: Record
+    witness: Witness
+
+    def record_events(self) -> None:
+        super().record_events()
+        self.record = Record(self.hub)
+        self.record.start()
+        self.witness = Witness(self.hub, self.record)
+
+    @invariant()
+    def record_agrees(self) -> None:
+        if hasattr(self, "record"):
+            check(self.record, self.witness.counts, self.witness.told)
+
+
+@pytest.mark.parametrize("examples", [40, pytest.param(400, marks=pytest.mark.slow)])
+def test_record_agrees_with_what_subscribers_were_told(examples: int) -> None:
+    run_state_machine_as_test(RecordedMachine, settings=settings(max_examples=examples, stateful_step_count=40))
