@@ -1,0 +1,1 @@
+"""MCP Events: clients subscribe to changes and to events of the server, which are delivered to a URL."""
