@@ -203,7 +203,7 @@ async def test_next_address_is_tried_if_one_does_not_answer() -> None:
 async def test_redirect_is_not_followed() -> None:
     async with receiving() as receiver, receiving() as other:
         receiver.answer = lambda delivery: (307, {"location": other.url})
-        assert await post(receiver.url) == PostResult(307, "answered 307; redirects are not followed")
+        assert await post(receiver.url) == PostResult(307, "answered 307; redirects are not followed", cause="status")
         assert other.connections == 0
 
 

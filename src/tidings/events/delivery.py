@@ -19,7 +19,8 @@ import hashlib
 import logging
 import random
 import secrets
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -242,7 +243,7 @@ class _EventDelivery:
         """Send the next event of the server's own code, unless a request is in progress or must wait."""
         is_waiting = self._task is not None or self._timer is not None or self._event.is_suspended
         if not is_waiting and not self._is_topic and self._occurrences.count(self._key[1]):
-            self._start_task(self._send_occurrences())
+            self._start_task(self._send_occurrences)
 
     def _resume(self) -> None:
         self._timer = None
@@ -250,7 +251,7 @@ class _EventDelivery:
             return
         if self._is_topic:
             if self._subscriber is None:
-                self._start_task(self._open())
+                self._start_task(self._open)
         else:
             self.send_next()
 
@@ -306,7 +307,7 @@ class _EventDelivery:
         return True
 
     def _deliver(self, notification: Notification) -> object:
-        self._start_task(self._send_notification(notification))
+        self._start_task(partial(self._send_notification, notification))
         return UNCONFIRMED
 
     async def _send_notification(self, notification: Notification) -> None:
@@ -437,13 +438,13 @@ class _EventDelivery:
     def _count(self, outcome: str) -> None:
         self._hub.counts.events[outcome] += 1
 
-    def _start_task(self, work: Coroutine[Any, Any, None]) -> None:
+    def _start_task(self, work: Callable[[], Awaitable[None]]) -> None:
         # In an empty context: the current one can belong to the caller that made the change.
         self._task = asyncio.get_running_loop().create_task(self._run(work), context=contextvars.Context())
 
-    async def _run(self, work: Coroutine[Any, Any, None]) -> None:
+    async def _run(self, work: Callable[[], Awaitable[None]]) -> None:
         try:
-            await work
+            await work()
         except Exception:  # a defect here must not stop the other deliveries
             logger.exception("the event subscription %s failed", self._key[1])
             self._hub.counts.failures["event"] += 1
