@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import sqlite3
-import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -161,8 +161,8 @@ async def test_event_that_was_emitted_survives_kill_9(tmp_path: Path) -> None:
     async with event_receiver() as receiver:
         async with serving_events(store, declare=declare) as (_, client):
             result = await client.subscribe(receiver, NAME)
-        emitting = subprocess.run([sys.executable, "-c", EMITTING, store], check=False)
-        assert emitting.returncode == -signal.SIGKILL
+        emitting = await asyncio.create_subprocess_exec(sys.executable, "-c", EMITTING, store)
+        assert await emitting.wait() == -signal.SIGKILL
         assert len([row for row in peek(store).events if row[1] == result["id"]]) == 20
         async with serving_events(store, declare=declare) as (_, client):
             await client.request("server/discover")

@@ -1,4 +1,4 @@
-"""`events/subscribe` and `events/unsubscribe` as the draft has them: checks, challenge, renewal, rights, and the end."""
+"""`events/subscribe` and `events/unsubscribe` as the draft has them: checks, challenge, renewal, rights, and end."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from standardwebhooks.webhooks import Webhook
 
 from tests.support.certificates import make_certificates
-from tests.support.events import EventClient, EventReceiver, event_receiver, serving_events
+from tests.support.events import EventClient, event_receiver, serving_events
 from tests.support.hooks import nothing
 from tests.support.receiver import receiving
 from tests.support.waiting import free_port, until
@@ -328,21 +328,21 @@ async def test_secrets_and_urls_are_never_logged(caplog: pytest.LogCaptureFixtur
 
 
 async def test_receiver_that_hangs_and_one_that_fails_do_not_delay_the_others() -> None:
-    async with event_receiver("/hangs") as hanging, event_receiver("/fails") as failing, event_receiver() as good:
-        async with serving_events(declare=declare, max_durables_per_principal=400, webhook_timeout=30.0) as (
-            live,
-            client,
-        ):
-            receivers: list[EventReceiver] = [hanging, failing, good]
-            for receiver in receivers:
-                for number in range(100):
-                    await client.subscribe(receiver, NAME, {"count": number})
-            hanging.receiver.gate.clear()
-            failing.answers(500)
+    async with (
+        event_receiver("/hangs") as hanging,
+        event_receiver("/fails") as failing,
+        event_receiver() as good,
+        serving_events(declare=declare, max_durables_per_principal=400, webhook_timeout=30.0) as (live, client),
+    ):
+        for receiver in (hanging, failing, good):
             for number in range(100):
-                live.emit(NAME, {"count": number})
-            assert {(await good.next_event())["data"]["count"] for _ in range(100)} == set(range(100))
-            assert hanging.receiver.connections <= 33
-            hanging.receiver.gate.set()
-            failing.answers(200)
-            await until(lambda: not len(live.events.occurrences))
+                await client.subscribe(receiver, NAME, {"count": number})
+        hanging.receiver.gate.clear()
+        failing.answers(500)
+        for number in range(100):
+            live.emit(NAME, {"count": number})
+        assert {(await good.next_event())["data"]["count"] for _ in range(100)} == set(range(100))
+        assert hanging.receiver.connections <= 33
+        hanging.receiver.gate.set()
+        failing.answers(200)
+        await until(lambda: not len(live.events.occurrences))

@@ -13,6 +13,7 @@ import typer
 
 from tidings.cli.cluster import cluster
 from tidings.cli.config import config
+from tidings.cli.emit import emit
 from tidings.cli.history import history
 from tidings.cli.new import new
 from tidings.cli.output import fail
@@ -43,6 +44,7 @@ app.command("config")(config)
 app.command("watch")(watch)
 app.command("history")(history)
 app.command("subscriptions")(subscriptions)
+app.command("emit")(emit)
 app.add_typer(cluster, name="cluster")
 
 _UsageError = cast(type[Exception], typer.BadParameter.__base__)

@@ -103,8 +103,11 @@ def accept_commands(live: Live, workspace: Workspace, state: str | None) -> Abst
     from tidings.cli.control import serve_control
 
     def handle(request: dict[str, Any]) -> dict[str, Any]:
+        from tidings.cli.control import EMIT
         from tidings.cli.manage import manage_subscriptions
 
+        if request["action"] == EMIT:
+            return {"eventId": live.emit(**request["params"])}
         return manage_subscriptions(live.durables, request)
 
     file = None if live.writer.problem else choose_state_file(workspace.root, state)
@@ -117,4 +120,8 @@ def make_live(workspace: Workspace, state: str | None, cluster: Backend | None =
     from tidings.live import Live
 
     store = open_store(workspace.root, state) if cluster is None else None
-    return Live(workspace, policy=workspace.settings.policy, store=store, cluster=cluster)
+    has_events = workspace.settings.events
+    live = Live(workspace, policy=workspace.settings.policy, store=store, cluster=cluster, events=has_events)
+    if has_events:
+        workspace.serve_events(live.events.types)
+    return live

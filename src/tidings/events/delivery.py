@@ -225,9 +225,11 @@ class _EventDelivery:
     def renew(self, record: DurableSubscription) -> None:
         """Use a subscription that was renewed or changed."""
         assert record.event is not None
-        was_suspended = self._event.is_suspended
+        was_waiting = self._event.is_suspended or self._timer is not None
         self.record, self._event = record, record.event
-        if was_suspended and not record.event.is_suspended:
+        if was_waiting and record.event.next_attempt is None and not record.event.is_suspended:
+            if self._timer is not None:
+                self._timer.cancel()
             self._resume()
 
     def close(self) -> None:

@@ -17,17 +17,7 @@ from tidings.events import draft
 from tidings.events.delivery import EventDeliveries
 from tidings.events.occurrences import Occurrence, Occurrences
 from tidings.events.subscriptions import EventSubscriptions
-from tidings.events.types import (
-    ANY_PAYLOAD,
-    NO_ARGUMENTS,
-    EventHook,
-    EventType,
-    EventTypes,
-    Payload,
-    check,
-    description_of,
-    schema_of,
-)
+from tidings.events.types import EventHook, EventTypes, Payload, check, make_type
 from tidings.store import EventRow
 from tidings.store.durable import DurableSubscription
 
@@ -89,28 +79,13 @@ class EventService:
         on_last: EventHook | None = None,
     ) -> Callable[[Payload], Payload]:
         """Declare an event type. See `Live.event`."""
-        event = EventType(
-            name,
-            description or (description_of(payload) if isinstance(payload, type) else None),
-            schema_of(arguments, NO_ARGUMENTS),
-            schema_of(payload, ANY_PAYLOAD),
-            on_first,
-            on_last,
-        )
+        options: dict[str, Any] = {"arguments": arguments, "on_first": on_first, "on_last": on_last}
+        event = make_type(name, description=description, payload=payload, **options)
         self.types.declare(event)
 
         def describe_payload(payload: Payload) -> Payload:
-            self.types.declare(
-                EventType(
-                    name,
-                    description or description_of(payload),
-                    event.arguments,
-                    schema_of(payload, ANY_PAYLOAD),
-                    on_first,
-                    on_last,
-                ),
-                replaces=True,
-            )
+            described = make_type(name, description=description, payload=payload, **options)
+            self.types.declare(described, replaces=True)
             return payload
 
         return describe_payload

@@ -16,7 +16,7 @@ from tidings.errors import AlreadyExists, NotFound, TidingsError
 from tidings.events import draft
 from tidings.server.schema import find_schema_error, find_violation
 
-__all__ = ["RESOURCE_UPDATED", "EventHook", "EventTopic", "EventType", "EventTypes", "feature_of"]
+__all__ = ["RESOURCE_UPDATED", "EventHook", "EventTopic", "EventType", "EventTypes", "feature_of", "make_type"]
 
 EventHook: TypeAlias = Callable[[dict[str, Any]], Awaitable[None] | None]
 """Called with the arguments of a subscription."""
@@ -90,7 +90,6 @@ class EventTypes:
 
     def __init__(self) -> None:
         self._types = {each.name: each for each in _topic_types()}
-        self._declared: set[str] = set()
 
     def __iter__(self) -> Any:
         return iter(list(self._types.values()))
@@ -125,6 +124,28 @@ class EventTypes:
         """Remove a declared type. Its subscriptions stay, and get its events if it is declared again."""
         if (found := self._types.get(name)) is not None and not found.is_topic:
             del self._types[name]
+
+
+def make_type(
+    name: str,
+    *,
+    description: str | None = None,
+    arguments: Mapping[str, Any] | type | None = None,
+    payload: Mapping[str, Any] | type | None = None,
+    on_first: EventHook | None = None,
+    on_last: EventHook | None = None,
+) -> EventType:
+    """Return a type of the server's own code. A class describes its payload, and has its docstring as description."""
+    if description is None and isinstance(payload, type):
+        description = description_of(payload)
+    return EventType(
+        name,
+        description,
+        schema_of(arguments, NO_ARGUMENTS),
+        schema_of(payload, ANY_PAYLOAD),
+        on_first,
+        on_last,
+    )
 
 
 def schema_of(given: Mapping[str, Any] | type | None, default: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -130,7 +130,10 @@ class DurableSubscription(msgspec.Struct, frozen=True, kw_only=True, omit_defaul
         return (self.owner, self.name)
 
     def revived(self) -> DurableSubscription:
-        """Return the subscription with an active webhook, to be tried now, whether or not the webhook was dead."""
+        """Return the subscription to be delivered now, whether or not the server had given up."""
+        if self.event is not None:
+            event = structs.replace(self.event, attempts=0, next_attempt=None, is_suspended=False)
+            return structs.replace(self, event=event)
         assert self.webhook is not None
         webhook = structs.replace(self.webhook, attempts=0, next_attempt=None, is_dead=False)
         return structs.replace(self, expires=None, webhook=webhook)

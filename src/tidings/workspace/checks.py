@@ -35,6 +35,7 @@ _KEYS: dict[str, dict[str, type]] = {
     | {"uri": str, "uriTemplate": str, "path": str, "mimeType": str, "provider": str, "annotations": dict}
     | {"arguments": dict},
     "prompts": _COMMON | {"path": str, "arguments": object, "role": str, "metadata": dict, "annotations": dict},
+    "events": {"description": str, "inputSchema": dict, "payloadSchema": dict, "_meta": dict},
     "ui": _COMMON | {"meta": dict, "entrypoint": str, "template": str, "config": dict},
 }
 """The keys of a `.meta.json`, and the type of each value. `float` stands for any number."""
