@@ -207,7 +207,10 @@ class Live:
         from tidings.events.service import EventService
 
         self._middleware.more_capabilities.update(CAPABILITIES)
-        return EventService(self.lowlevel, self.subscriptions, self.writer, state.events)
+        events = EventService(self.lowlevel, self.subscriptions, self.writer, state.events)
+        self.metrics.count_event_subscriptions = partial(len, events.deliveries)
+        self.metrics.count_pending_events = partial(len, events.occurrences)
+        return events
 
     def _join(self, backend: Backend) -> Replica:
         from tidings.cluster.replica import Replica

@@ -20,6 +20,7 @@ from tests.support.waiting import until
 from tidings import Live, TidingsError
 from tidings.events import occurrences
 from tidings.store.sqlite import peek
+from tidings.telemetry.metrics import render
 
 pytestmark = pytest.mark.anyio
 
@@ -225,3 +226,20 @@ async def test_store_of_an_older_version_gets_the_table_of_events(tmp_path: Path
     async with serving_events(store, declare=declare) as (live, _):
         assert live.writer.problem is None
         assert live.writer.flush()
+
+
+async def test_metrics_count_deliveries() -> None:
+    async with event_receiver() as receiver, serving_events(declare=declare) as (live, client):
+        await client.subscribe(receiver, NAME)
+        receiver.answers(500, 200)
+        live.emit(NAME, comment())
+        await until(lambda: live.hub.counts.events["delivered"])
+        metrics = render(live.metrics)
+        for line in (
+            'tidings_events_total{outcome="emitted"} 1',
+            'tidings_events_total{outcome="failed"} 1',
+            'tidings_events_total{outcome="delivered"} 1',
+            'tidings_events_total{outcome="verified"} 1',
+            "tidings_events_subscriptions 1",
+        ):
+            assert f"{line}\n" in metrics
