@@ -90,10 +90,12 @@ class EventClient:
     url: str
     http: httpx2.AsyncClient
     token: str = "alice"
+    """Empty for a client without authentication."""
 
     async def post(self, method: str, **params: Any) -> dict[str, Any]:
         """Return the whole response to a request."""
-        headers = modern_headers(method, params) | {"Authorization": f"Bearer {self.token}"}
+        authorization = {"Authorization": f"Bearer {self.token}"} if self.token else {}
+        headers = modern_headers(method, params) | authorization
         response = await self.http.post(self.url, json=modern_message(method, 1, params), headers=headers)
         text = response.text
         line = next((line[5:] for line in text.splitlines() if line.startswith("data:")), text)
