@@ -74,7 +74,7 @@ async def _receive(pipe: Any) -> None:
                 latencies.append(time.time() - body["data"]["at"])
             writer.write(b"HTTP/1.1 %s\r\ncontent-length: %d\r\n\r\n%s" % (status.encode(), len(answer), answer))
             await writer.drain()
-        except (ConnectionError, asyncio.IncompleteReadError):
+        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
             pass
         finally:
             writer.close()

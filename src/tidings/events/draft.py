@@ -16,6 +16,7 @@ from mcp.shared.exceptions import MCPError
 from msgspec import UNSET, UnsetType
 
 from tidings.core.encoding import iso_time
+from tidings.errors import TidingsError
 
 __all__ = [
     "CAPABILITIES",
@@ -92,8 +93,13 @@ class SubscribeParams(UnsubscribeParams, rename="camel"):
 
 
 def canonical(value: Any) -> str:
-    """Return the JSON of a value, the same for equal JSON: with sorted members, and 1.0 as 1."""
-    return msgspec.json.encode(_normalized(value), order="sorted").decode()
+    """Return the JSON of a value, the same for equal JSON: with sorted members, and 1.0 as 1.
+
+    Raise `TidingsError` for a value that can't be encoded, such as a text with an unpaired surrogate."""
+    try:
+        return msgspec.json.encode(_normalized(value), order="sorted").decode()
+    except (ValueError, TypeError, OverflowError, RecursionError) as error:
+        raise TidingsError(f"the arguments have no JSON form: {error}") from None
 
 
 def _normalized(value: Any) -> Any:

@@ -43,6 +43,8 @@ _MAX_TTL_IN_MEMORY = 3600.0
 """Seconds that a subscription lasts at most without a store: the client renews it soon after a restart."""
 _OLD_SECRET_TTL = 3600.0
 """Seconds for which a replaced secret signs as well: longer than a request can be on its way."""
+_MAX_ARGUMENTS = 8 * 1024
+"""Characters of JSON. They are kept as long as the subscription."""
 _MAX_ANSWER = 8 * 1024
 """Bytes that are read of the answer to a challenge."""
 _VERIFICATION_TTL = 3600.0
@@ -129,6 +131,8 @@ class EventSubscriptions:
         check_secret(secret)
         self._deliveries.check_url(url)
         expires_in = self._grant_ttl(params.ttl_ms)
+        if len(draft.canonical(arguments)) > _MAX_ARGUMENTS:
+            raise TidingsError(f"the arguments have more than {_MAX_ARGUMENTS} characters of JSON")
         check(arguments, event.arguments, f"the arguments of {event.name}")
         granted = await self._grant(principal, event, arguments)
         key = (owner, draft.subscription_id(owner, url, event.name, arguments))
