@@ -96,7 +96,8 @@ class EventClient:
         """Return the whole response to a request."""
         authorization = {"Authorization": f"Bearer {self.token}"} if self.token else {}
         headers = modern_headers(method, params) | authorization
-        response = await self.http.post(self.url, json=modern_message(method, 1, params), headers=headers)
+        body = json.dumps(modern_message(method, 1, params))  # in ASCII, which can contain a lone surrogate
+        response = await self.http.post(self.url, content=body, headers=headers)
         text = response.text
         line = next((line[5:] for line in text.splitlines() if line.startswith("data:")), text)
         answer: dict[str, Any] = json.loads(line)

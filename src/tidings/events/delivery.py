@@ -19,6 +19,7 @@ import hashlib
 import logging
 import random
 import secrets
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from typing import Any
@@ -71,6 +72,8 @@ class EventDeliveries:
         self._durables = subscriptions.durables
         self._is_running = False
         self._deliveries: dict[Key, _EventDelivery] = {}
+        self._urls: Counter[tuple[Owner, str]] = Counter()
+        """The number of subscriptions by owner and URL."""
         self._keys: dict[str, Key] = {}
         """The keys of the subscriptions of the server's own events, by id."""
         self._expiry_timer: asyncio.TimerHandle | None = None
@@ -97,6 +100,7 @@ class EventDeliveries:
             delivery.close()
         self._deliveries.clear()
         self._keys.clear()
+        self._urls.clear()
         if self._expiry_timer is not None:
             self._expiry_timer.cancel()
 
@@ -110,6 +114,9 @@ class EventDeliveries:
             if delivery is not None:
                 del self._deliveries[key]
                 self._keys.pop(key[1], None)
+                self._urls[delivery.target] -= 1
+                if not self._urls[delivery.target]:
+                    del self._urls[delivery.target]
                 delivery.close()
                 self.occurrences.remove_all(key[1])
                 self.on_removed(delivery.record)
@@ -119,6 +126,7 @@ class EventDeliveries:
             return
         self._deliveries[key] = delivery = _EventDelivery(self, record, record.event)
         self._keys[key[1]] = key
+        self._urls[delivery.target] += 1
         self.on_added(record)
         delivery.start()
 
@@ -127,6 +135,10 @@ class EventDeliveries:
         for each in ids:
             if (key := self._keys.get(each)) is not None:
                 self._deliveries[key].send_next()
+
+    def has_url(self, owner: Owner, url: str) -> bool:
+        """Return whether a subscription of an owner has this URL."""
+        return (owner, url) in self._urls
 
     def allows(self, owner: Owner) -> bool:
         """Return whether the policy allows deliveries for this owner."""
@@ -213,6 +225,10 @@ class _EventDelivery:
         self._timer: asyncio.TimerHandle | None = None
         self._is_closed = False
 
+    @property
+    def target(self) -> tuple[Owner, str]:
+        return self.record.owner, self._event.url
+
     def start(self) -> None:
         if self._event.is_suspended:
             return
@@ -296,17 +312,19 @@ class _EventDelivery:
         whether the subscription can be opened now."""
         for _ in range(_MAX_REFETCHES):
             with self._lock:
-                as_of = self._hub.notifications.revision
+                as_of, newest = self._hub.notifications.revision, self._hub.notifications.newest_content
                 _, refetch = self._durables.missed(self._key)
             if not refetch:
                 return True
             data = {"uri": refetch[0], "_meta": {REFETCH_KEY: refetch}}
-            event_id = self._topic_event_id(RESOURCE_UPDATED, (refetch, self.record.as_of, as_of))
+            event_id = self._topic_event_id(RESOURCE_UPDATED, (refetch, self.record.as_of, newest))
             event = draft.encode_event(event_id, RESOURCE_UPDATED, self._now(), data)
             if not await self._send(event, self._now()):
                 return False
             self._durables.mark_refetch_sent(self._key, as_of)
-        return True
+            self.record = self._durables.get(self._key) or self.record
+        self._wait(max(self._policy.min_interval, self._policy.webhook_backoff))
+        return False
 
     def _deliver(self, notification: Notification) -> object:
         self._start_task(partial(self._send_notification, notification))

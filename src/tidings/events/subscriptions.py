@@ -221,7 +221,7 @@ class EventSubscriptions:
         verified = self._verified.get((owner, url))
         if verified is not None and now - verified < _VERIFICATION_TTL:
             return True
-        return any(each.event is not None and each.event.url == url for each in self._durables.all(owner))
+        return self._deliveries.has_url(owner, url)
 
     async def _verify(self, owner: Owner, subscription: str, url: str, secret: str) -> None:
         """Send a challenge to a URL. Raise if the receiver does not answer it."""

@@ -8,7 +8,6 @@ names of items or clients, but they show how busy a server is.
 from __future__ import annotations
 
 import hmac
-import ipaddress
 import re
 from collections.abc import Callable
 from typing import Literal, get_args
@@ -17,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
+from tidings.core.addresses import is_loopback, parse_address
 from tidings.errors import TidingsError
 
 __all__ = ["Audience", "routes"]
@@ -81,9 +81,4 @@ def _is_local(request: Request) -> bool:
         return False
     if any(name in _PROXY_HEADERS or name.startswith("x-forwarded-") for name in request.headers):
         return False
-    try:
-        address = ipaddress.ip_address(request.client.host)
-    except ValueError:
-        return False
-    # A socket for both families has mapped addresses.
-    return (getattr(address, "ipv4_mapped", None) or address).is_loopback
+    return parse_address(request.client.host) is not None and is_loopback(request.client.host)
