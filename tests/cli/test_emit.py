@@ -76,6 +76,15 @@ async def test_event_of_a_workspace_is_emitted_and_its_subscription_is_listed_an
         assert (await run_command("subscriptions", workspace, "remove", key)).status == 0
         assert not (await run_command("subscriptions", workspace)).stdout
 
+        while (events := (await run_command("history", workspace, "--events", "--json")).json_lines()) and (
+            len(events) < 3 or events[-1]["waiting"]
+        ):
+            pass
+        assert [each["data"]["site"] for each in events] == ["b", "a", "*"]
+        last = (await run_command("history", workspace, "--events", "--limit", 1)).stdout
+        assert last.endswith(f'{NAME}  upstream-7  {{"site":"*"}}\n')
+        assert last.count("\n") == 1
+
         (await run_command("emit", workspace, NAME, "{}")).check_error("'site' is a required property", status=2)
         (await run_command("emit", workspace, "other", "{}")).check_error("there is no event type 'other'", status=2)
         await server.stop()

@@ -153,7 +153,7 @@ async def test_undelivered_events_survive_a_restart_in_order_with_their_ids(tmp_
             while got[-1] != ids[-1]:
                 got.append((await receiver.next()).id)
             assert list(dict.fromkeys(got)) == ids
-        assert not peek(store).events
+        assert not [row for row in peek(store).events if row[1]]
 
 
 async def test_event_that_was_emitted_survives_kill_9(tmp_path: Path) -> None:
@@ -243,3 +243,25 @@ async def test_metrics_count_deliveries() -> None:
             "tidings_events_subscriptions 1",
         ):
             assert f"{line}\n" in metrics
+
+
+async def test_history_has_the_newest_events_also_after_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(occurrences, "_HISTORY", 2)
+    store = tmp_path / "state.db"
+    async with event_receiver() as receiver:
+        async with serving_events(store, declare=declare) as (live, client):
+            live.emit(NAME, comment(text="0"))
+            await client.subscribe(receiver, NAME)
+            for number in range(1, 4):
+                live.emit(NAME, comment(text=str(number)), event_id=f"id-{number}")
+            await until(lambda: live.hub.counts.events["delivered"] == 3)
+            live.emit(NAME, comment(text="again"), event_id="id-3")
+            assert [each["data"]["text"] for each in live.events.history()] == ["2", "3"]
+            receiver.answers(500)
+            live.emit(NAME, comment(text="4"))
+            assert [each["waiting"] for each in live.events.history(2)] == [0, 1]
+        async with serving_events(store, declare=declare) as (live, _):
+            assert [each["data"]["text"] for each in live.events.history()] == ["2", "3", "4"]
+        assert len([row for row in peek(store).events if not row[1]]) == 3

@@ -1,14 +1,15 @@
-"""The events of the server's own code that were not delivered to all of their subscriptions yet.
+"""The events of the server's own code: those that some subscription still has to get, and the history of the others.
 
 Unlike a change of a topic, each of them is delivered. They are kept in the order in which they came, in memory and in
 the store, until each subscription has got them or they are too old. The number per subscription and the bytes of all
-are bounded: the oldest ones are dropped first.
+are bounded: the oldest ones are dropped first. After that, the newest ones stay in the history.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, TypeAlias
 
@@ -17,7 +18,7 @@ import msgspec
 from tidings.core.counts import Counts
 from tidings.store import EventRow
 
-__all__ = ["MAX_AGE", "MAX_QUEUED", "Occurrence", "Occurrences"]
+__all__ = ["MAX_AGE", "MAX_QUEUED", "Occurrence", "Occurrences", "read_history"]
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +28,9 @@ MAX_QUEUED = 1_000
 """Undelivered events of one subscription."""
 MAX_BYTES = 64 << 20
 """Bytes of all undelivered events. An event counts once, however many subscriptions wait for it."""
+
+_HISTORY, _HISTORY_BYTES = 1_000, 4 << 20
+"""Events in the history, and their bytes."""
 
 Save: TypeAlias = Callable[[Mapping[EventRow, bytes | None]], object]
 """Writes rows to the store; None for a row to remove."""
@@ -67,12 +71,17 @@ class Occurrences:
         self._queues: dict[str, dict[str, None]] = {}
         """The ids of the events that each subscription still has to get, the oldest first."""
         self._bytes = 0
+        self._history: dict[str, Occurrence] = {}
+        """Events that no subscription has to get any more, the oldest first."""
+        self._history_bytes = 0
         for (event_id, subscription), row in stored.items():
             if not subscription:
                 self._insert(_decode(row), ())
             elif event_id in self._events:
                 self._waiting[event_id].add(subscription)
                 self._queues.setdefault(subscription, {})[event_id] = None
+        for event_id in [event_id for event_id, waiting in self._waiting.items() if not waiting]:
+            self._move_to_history(event_id)
 
     def __len__(self) -> int:
         return len(self._events)
@@ -86,15 +95,23 @@ class Occurrences:
         with self._lock:
             return list(self._queues)
 
-    def add(self, event: Occurrence, subscriptions: Collection[str]) -> None:
-        """Keep an event for its subscriptions. An event with the id of one that is kept is ignored."""
+    def history(self) -> list[dict[str, Any]]:
+        """Return the events that are known, the oldest first."""
         with self._lock:
-            if not subscriptions or event.id in self._events:
+            events = sorted([*self._history.values(), *self._events.values()], key=lambda event: event.time)
+            return [_as_json(event, len(self._waiting.get(event.id, ()))) for event in events]
+
+    def add(self, event: Occurrence, subscriptions: Collection[str]) -> None:
+        """Keep an event for its subscriptions. An event with the id of one that is known is ignored."""
+        with self._lock:
+            if event.id in self._events or event.id in self._history:
                 return
             self._insert(event, subscriptions)
             rows: dict[EventRow, bytes | None] = {(event.id, ""): msgspec.msgpack.encode(event)}
             rows |= {(event.id, each): b"" for each in subscriptions}
             self._save(rows)
+            if not subscriptions:
+                self._save(self._move_to_history(event.id))
             for each in subscriptions:
                 if len(self._queues[each]) > MAX_QUEUED:
                     self._drop(each, next(iter(self._queues[each])), f"more than {MAX_QUEUED} events wait")
@@ -126,9 +143,7 @@ class Occurrences:
             waiting = self._waiting[event_id]
             waiting.discard(subscription)
             if not waiting:
-                self._bytes -= len(self._events.pop(event_id).body)
-                del self._waiting[event_id]
-                rows[event_id, ""] = None
+                rows |= self._move_to_history(event_id)
             self._save(rows)
 
     def remove_all(self, subscription: str) -> None:
@@ -136,6 +151,19 @@ class Occurrences:
         with self._lock:
             for event_id in list(self._queues.get(subscription, ())):
                 self.remove(subscription, event_id)
+
+    def _move_to_history(self, event_id: str) -> dict[EventRow, bytes | None]:
+        """Move an event that no subscription waits for to the history. Return the rows of those that leave it."""
+        event = self._history[event_id] = self._events.pop(event_id)
+        del self._waiting[event_id]
+        self._bytes -= len(event.body)
+        self._history_bytes += len(event.body)
+        rows: dict[EventRow, bytes | None] = {}
+        while len(self._history) > _HISTORY or self._history_bytes > _HISTORY_BYTES:
+            oldest = next(iter(self._history))
+            self._history_bytes -= len(self._history.pop(oldest).body)
+            rows[oldest, ""] = None
+        return rows
 
     def _insert(self, event: Occurrence, subscriptions: Collection[str]) -> None:
         self._events[event.id] = event
@@ -148,3 +176,15 @@ class Occurrences:
         logger.warning("the event %s is not delivered to %s: %s", event_id, subscription, reason)
         self._counts["dropped"] += 1
         self.remove(subscription, event_id)
+
+
+def read_history(stored: Mapping[EventRow, bytes]) -> Iterable[dict[str, Any]]:
+    """Return the events that a store has, the oldest first."""
+    waiting = Counter(event_id for event_id, subscription in stored if subscription)
+    events = [_decode(row) for (_, subscription), row in stored.items() if not subscription]
+    return [_as_json(event, waiting[event.id]) for event in sorted(events, key=lambda event: event.time)]
+
+
+def _as_json(event: Occurrence, waiting: int) -> dict[str, Any]:
+    body: dict[str, Any] = msgspec.json.decode(event.body)
+    return {**body, "waiting": waiting}

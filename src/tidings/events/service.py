@@ -114,11 +114,17 @@ class EventService:
                 "and let the receiver read the rest with a tool or a resource"
             )
         self._hub.counts.events["emitted"] += 1
-        if watching := self._watchers.find(name, values):
-            self.occurrences.add(Occurrence(event_id, name, now, event.body), watching)
+        watching = self._watchers.find(name, values)
+        self.occurrences.add(Occurrence(event_id, name, now, event.body), watching)
+        if watching:
             self._writer.flush()  # after this call, kill -9 does not lose the event
             self._bridge.call(self.deliveries.send_to, watching)
         return event_id
+
+    def history(self, limit: int | None = None) -> list[dict[str, Any]]:
+        """Return the newest emitted events, the oldest first, with the number of subscriptions that wait for each."""
+        found = self.occurrences.history()
+        return found if limit is None else found[max(0, len(found) - limit) :]
 
     # The first and the last subscriber of a name and arguments
 
