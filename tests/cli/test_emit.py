@@ -9,7 +9,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from tests.support.command import DEADLINE, Served, run_command, serving, tidings
+from tests.support.command import DEADLINE, Served, line_with, run_command, serving, start_command, tidings
 from tests.support.events import EventClient, event_receiver
 
 pytestmark = pytest.mark.anyio
@@ -124,3 +124,9 @@ def test_data_must_be_an_object(workspace: Path) -> None:
     tidings("emit", workspace, NAME, "[1]").check_error("JSON must be a JSON object")
     tidings("emit", workspace, NAME, "-", stdin="nonsense").check_error("JSON must be a JSON object")
     tidings("emit", workspace, NAME, "{}", "--matching", "1").check_error("--matching must be a JSON object")
+
+
+async def test_several_workers_have_no_events(workspace: Path) -> None:
+    async with start_command("serve", workspace, "--port", 0, "--nats", "nats://127.0.0.1:1") as process:
+        assert "[events] in tidings.toml needs one process" in await line_with(process.stderr, "tidings:")
+        assert await process.wait() == 2

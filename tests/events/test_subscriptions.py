@@ -13,11 +13,12 @@ from standardwebhooks.webhooks import Webhook
 from tests.support.certificates import make_certificates
 from tests.support.events import EventClient, event_receiver, serving_events
 from tests.support.hooks import nothing
+from tests.support.messages import modern_headers, modern_message
 from tests.support.receiver import receiving
 from tests.support.waiting import free_port, until
+from tests.support.wire_clients import read_answer
 from tidings import Feature, Live, Principal
-from tidings.events import subscriptions
-from tidings.events.types import EventTopic
+from tidings.events import EventTopic, subscriptions
 from tidings.webhooks.signature import new_secret
 
 pytestmark = pytest.mark.anyio
@@ -348,3 +349,25 @@ async def test_receiver_that_hangs_and_one_that_fails_do_not_delay_the_others() 
         hanging.receiver.gate.set()
         failing.answers(200)
         await until(lambda: not len(live.events.occurrences))
+
+
+async def test_subscriptions_are_listed_and_removed_like_other_durable_ones_but_not_changed() -> None:
+    async with event_receiver() as receiver, serving_events(declare=declare) as (live, client):
+        key = (await client.subscribe(receiver, NAME, {"document_id": "d1"}))["id"]
+        [listed] = (await client.request("dev.tidings/subscriptions/list"))["subscriptions"]
+        assert (listed["name"], listed["event"]["arguments"]) == (key, {"document_id": "d1"})
+        assert receiver.secret not in str(listed)
+        put = {"name": key, "notifications": {"toolsListChanged": True}}
+        error = await client.error("dev.tidings/subscriptions/put", **put)
+        assert "renew it with events/subscribe" in error["message"]
+        assert (await client.request("dev.tidings/subscriptions/remove", name=key))["removed"]
+        await until(lambda: not len(live.events.deliveries))
+
+
+async def test_request_without_the_header_of_the_name_is_served() -> None:
+    """The specification requires `Mcp-Name` for calls and reads only; a consumer may leave it out."""
+    async with event_receiver() as receiver, serving_events() as (_, client):
+        message = modern_message("events/subscribe", 1, client.params(receiver, TOOLS))
+        headers = modern_headers("events/subscribe") | {"Authorization": "Bearer alice"}
+        response = await client.http.post(client.url, json=message, headers=headers)
+        assert read_answer(response.text)["result"]["id"]
