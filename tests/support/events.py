@@ -133,12 +133,14 @@ async def serving_events(
     authorize: Any = None,
     declare: Callable[[Live], object] | None = None,
     is_open: bool = False,
+    telemetry: Any = True,
     **policy: Any,
 ) -> AsyncIterator[tuple[Live, EventClient]]:
     """Serve an `MCPServer` with events on HTTP; tokens are needed unless it `is_open`."""
     server: MCPServer[Any] = MCPServer("events", log_level="CRITICAL", **({} if is_open else authentication()))
     server.resource("docs://a", name="a")(lambda: "a")
-    live = Live(server, events=True, policy=Policy(**{**POLICY, **policy}), store=store, authorize=authorize)
+    options = {"policy": Policy(**{**POLICY, **policy}), "authorize": authorize, "telemetry": telemetry}
+    live = Live(server, events=True, store=store, **options)
     if declare is not None:
         declare(live)
     try:
