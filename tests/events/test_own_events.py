@@ -265,3 +265,41 @@ async def test_history_has_the_newest_events_also_after_a_restart(
         async with serving_events(store, declare=declare) as (live, _):
             assert [each["data"]["text"] for each in live.events.history()] == ["2", "3", "4"]
         assert len([row for row in peek(store).events if not row[1]]) == 3
+
+
+SERVING = f"""
+import asyncio, sys
+from mcp.server.mcpserver import MCPServer
+from tidings import Live, Policy
+
+async def main():
+    live = Live(MCPServer("events"), events=True, store=sys.argv[1], policy=Policy(webhook_private=True))
+    live.event("{NAME}")
+    await live.list_reader.ensure_loaded()
+    while True:
+        print(live.emit("{NAME}", {{"document_id": "d1", "text": ""}}), flush=True)
+        while len(live.events.occurrences) > 20:
+            await asyncio.sleep(0.001)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lines", [1, 200])
+async def test_server_that_is_killed_while_it_delivers_loses_no_event(tmp_path: Path, lines: int) -> None:
+    store = tmp_path / "state.db"
+    async with event_receiver() as receiver:
+        async with serving_events(store, declare=declare) as (_, client):
+            await client.subscribe(receiver, NAME)
+        pipe = asyncio.subprocess.PIPE
+        process = await asyncio.create_subprocess_exec(sys.executable, "-c", SERVING, store, stdout=pipe)
+        assert process.stdout is not None
+        emitted = [(await process.stdout.readline()).strip() for _ in range(lines)]
+        process.kill()
+        emitted += (await process.stdout.read()).splitlines()[:-1]  # the last line may be incomplete
+        await process.wait()
+        missing = {event_id.decode() for event_id in emitted}
+        async with serving_events(store, declare=declare):
+            while missing:
+                missing.discard((await receiver.next()).id)
