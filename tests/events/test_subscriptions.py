@@ -371,3 +371,18 @@ async def test_request_without_the_header_of_the_name_is_served() -> None:
         headers = modern_headers("events/subscribe") | {"Authorization": "Bearer alice"}
         response = await client.http.post(client.url, json=message, headers=headers)
         assert read_answer(response.text)["result"]["id"]
+
+
+async def test_subscription_that_the_policy_no_longer_allows_ends_without_a_request(tmp_path: Path) -> None:
+    store = tmp_path / "state.db"
+    async with event_receiver() as receiver:
+        receiver.answers(500)
+        async with serving_events(store, declare=declare) as (live, client):
+            await client.subscribe(receiver, NAME)
+            await client.subscribe(receiver, TOOLS)
+            live.emit(NAME, {})
+            await receiver.next()
+        sent = receiver.receiver.connections
+        async with serving_events(store, declare=declare, webhook_private=False) as (live, _):
+            await until(lambda: not live.durables.all())
+        assert receiver.receiver.connections == sent

@@ -52,6 +52,8 @@ _MAX_BACKOFF = 3600.0
 _MAX_RETRY_AFTER = 24 * 3600.0
 _MAX_REFETCHES = 2
 """Refetch messages in immediate succession."""
+_RECHECK_DELAY = 15.0
+"""Seconds until the next attempt to open a subscription whose name a stream uses."""
 _EXPIRY_INTERVAL = 5.0
 """Seconds between two checks for subscriptions that have expired."""
 
@@ -164,19 +166,25 @@ class EventDeliveries:
             }
             self.subscriptions.hub.counts.bytes += len(event.body)
             result = await self.http_client.post(url, headers, event.body, max_answer=max_answer)
-            self.slots.report(url, is_failing=result.error is not None and result.status not in draft.NO_RETRY)
+            # Another 4xx says something about one URL, and a failed challenge about the client that named it.
+            is_out_of_order = result.error is not None and (result.status is None or result.status >= 500)
+            if not (is_out_of_order and max_answer):
+                self.slots.report(url, is_failing=is_out_of_order)
             return result
 
-    async def is_allowed(self, record: DurableSubscription) -> bool:
-        """Return whether the owner of a subscription may still have it, and may still watch its event."""
-        event = record.event
-        assert event is not None
+    def may_send(self, record: DurableSubscription) -> bool:
+        """Return whether the policy still allows requests to the URL of a subscription."""
+        assert record.event is not None
         try:
-            self.check_url(event.url)
+            self.check_url(record.event.url)
         except TidingsError:
             return False
-        if not self.allows(record.owner):
-            return False
+        return self.allows(record.owner)
+
+    async def is_authorized(self, record: DurableSubscription) -> bool:
+        """Return whether the owner of a subscription may still watch its event."""
+        event = record.event
+        assert event is not None
         topics: list[Topic] = [*record.features, *record.uris]
         topics = topics or [EventTopic(event.name, event.arguments)]
         principal = None if record.owner is None else Principal(*record.owner, record.scopes)
@@ -267,9 +275,11 @@ class _EventDelivery:
         self._timer = None
         if self._is_closed or self._task is not None:
             return
-        if self._is_topic:
+        if self._is_topic and self._durables.is_connected(self._key):
             if self._subscriber is None:
-                self._start_task(self._open)
+                self._wait(_RECHECK_DELAY)  # a stream uses its name
+        elif self._is_topic:
+            self._start_task(self._open)
         else:
             self.send_next()
 
@@ -358,8 +368,10 @@ class _EventDelivery:
         return f"evt_{hashlib.sha256(repr((self._subscriptions.epoch, name, revision)).encode()).hexdigest()[:32]}"
 
     def _on_replaced(self) -> None:
-        """Stop: a stream of the same owner took over the durable subscription by its name."""
+        """Stop for now: the subscription was removed, or a stream of its owner took it over by its name."""
         self._close_subscriber(Reason.REPLACED)
+        if not self._is_closed:
+            self._wait(_RECHECK_DELAY)
 
     def _on_close(self, reason: Reason) -> None:
         self._subscriber = None
@@ -380,8 +392,13 @@ class _EventDelivery:
     # Both
 
     async def _check_rights(self) -> bool:
-        """End the subscription if its owner lost the right to it."""
-        if await self._deliveries.is_allowed(self.record):
+        """End the subscription if its owner lost the right to it. Return whether it may be delivered."""
+        if not self._deliveries.may_send(self.record):
+            logger.warning("the event subscription %s has ended: the policy no longer allows it", self._key[1])
+            self._count("revoked")
+            self._durables.remove(self._key)
+            return False
+        if await self._deliveries.is_authorized(self.record):
             return not self._is_closed
         if self._is_closed:
             return False

@@ -50,8 +50,8 @@ _MAX_ANSWER = 8 * 1024
 _VERIFICATION_TTL = 3600.0
 """Seconds that a verified URL needs no other challenge, while no subscription uses it."""
 _MAX_FAILED_CHALLENGES, _FAILED_CHALLENGES_TTL = 10, 60.0
-"""Failed challenges to one receiver within some seconds, after which it gets no other one: a client may have named
-somebody else's URL."""
+"""Failed challenges of one principal to one receiver within some seconds, after which it gets no other one: a client
+may have named somebody else's URL."""
 _MAX_REMEMBERED = 10_000
 """Verified URLs, and receivers with failed challenges, that are remembered."""
 
@@ -89,8 +89,8 @@ class EventSubscriptions:
         self._max_ttl = max(_MIN_TTL, ttl if is_stored else min(ttl, _MAX_TTL_IN_MEMORY))
         self._verified: dict[tuple[Owner, str], float] = {}
         """The URLs that answered the challenge of an owner, and when."""
-        self._failed: dict[str, deque[float]] = {}
-        """The receivers that failed a challenge, and when."""
+        self._failed: dict[tuple[Owner, str], deque[float]] = {}
+        """When receivers failed a challenge of an owner."""
         self._add_method(draft.LIST, draft.ListParams, self._list)
         self._add_method(draft.SUBSCRIBE, draft.SubscribeParams, self._subscribe)
         self._add_method(draft.UNSUBSCRIBE, draft.UnsubscribeParams, self._unsubscribe)
@@ -226,7 +226,7 @@ class EventSubscriptions:
     async def _verify(self, owner: Owner, subscription: str, url: str, secret: str) -> None:
         """Send a challenge to a URL. Raise if the receiver does not answer it."""
         now, origin = self._subscriptions.hub.catalog.now(), origin_of(url)
-        failed = self._failed.get(origin, deque())
+        failed = self._failed.get((owner, origin), deque())
         while failed and now - failed[0] > _FAILED_CHALLENGES_TTL:
             failed.popleft()
         if len(failed) >= _MAX_FAILED_CHALLENGES:
@@ -247,7 +247,7 @@ class EventSubscriptions:
             _bound(self._verified)[owner, url] = now
             return
         failed.append(now)
-        _bound(self._failed)[origin] = failed
+        _bound(self._failed)[owner, origin] = failed
         raise draft.callback_failed(reason)
 
 
