@@ -159,8 +159,8 @@ async def _emit(live: Live, subscriptions: int, rate: float, seconds: float) -> 
 
 
 class Ours:
-    def __init__(self, folder: str, **policy: Any) -> None:
-        server: MCPServer[Any] = MCPServer("ours", log_level="CRITICAL", **authentication())
+    def __init__(self, folder: str, *, has_callers: bool = True, **policy: Any) -> None:
+        server: MCPServer[Any] = MCPServer("ours", log_level="CRITICAL", **(authentication() if has_callers else {}))
         self.live = Live(server, events=True, store=f"{folder}/ours.db", policy=Policy(**{**POLICY, **policy}))
         self.live.event(NAME, arguments=ARGUMENTS)
         self.app = self.live.http_app()
@@ -173,7 +173,7 @@ class Ours:
 
 
 class Theirs:
-    def __init__(self, folder: str, *, webhook_private: bool = True) -> None:
+    def __init__(self, folder: str, *, webhook_private: bool = True, has_callers: bool = True) -> None:
         from mcp_webhook_events import EventDefinition, McpEvents  # type: ignore[import-not-found, unused-ignore]
         from mcp_webhook_events import SafeHttp as Http  # type: ignore[attr-defined, unused-ignore]
 
@@ -194,6 +194,9 @@ class Theirs:
     def close(self) -> None:
         pass
 
+
+OPEN = "a server without authentication, with its defaults"
+"""The check that needs such a server."""
 
 Check = Callable[[Any, EventClient, EventReceiver], Awaitable[str]]
 CHECKS: dict[str, Check] = {}
@@ -304,7 +307,7 @@ async def _(side: Any, client: EventClient, receiver: EventReceiver) -> str:
     return "yes" if len(ids) == 1 else "no"
 
 
-@check("caller without authentication")
+@check(OPEN)
 async def _(side: Any, client: EventClient, receiver: EventReceiver) -> str:
     client.token = ""
     return await outcome(client, "events/subscribe", **client.params(receiver, NAME, {"item": 1}))
@@ -359,7 +362,7 @@ async def compare() -> list[tuple[str, str, str]]:
         found: list[str] = []
         for make in (Ours, Theirs):
             with tempfile.TemporaryDirectory() as folder:
-                side: Any = make(folder, webhook_private=title not in STRICT)
+                side: Any = make(folder, webhook_private=title not in STRICT, has_callers=title != OPEN)
                 async with (
                     event_receiver() as receiver,
                     run_uvicorn(side.app) as server,
