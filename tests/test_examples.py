@@ -96,3 +96,21 @@ def test_a_stdio_example_notifies_its_client(
             assert added in [each.name for each in listed.tools]
 
     asyncio.run(scenario())
+
+
+def test_the_receiver_prints_events_of_the_server() -> None:
+    async def scenario() -> None:
+        port = free_port()
+        url = f"http://127.0.0.1:{port}/mcp"
+        async with asyncio.timeout(DEADLINE), running("events.py", "--port", str(port)):
+            await until_served(port)
+            async with running("event_receiver.py", url, "comment.created", '{"document_id": "d1"}') as receiver:
+                await line_with(receiver.stdout, "Subscribed")
+                await call(url, "comment", "document_id=d2", "text=other")
+                event_id = await call(url, "comment", "document_id=d1", "text=Hello")
+                event = json.loads(await line_with(receiver.stdout, "eventId"))
+                assert (event["eventId"], event["data"]["text"]) == (event_id.strip(), "Hello")
+                receiver.send_signal(signal.SIGINT)
+                assert await asyncio.wait_for(receiver.wait(), GRACE) == 0
+
+    asyncio.run(scenario())

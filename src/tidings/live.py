@@ -11,7 +11,7 @@ import math
 import os
 import secrets
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Unpack, get_args
 
@@ -58,6 +58,8 @@ if TYPE_CHECKING:
     from tidings.cluster.backend import Backend
     from tidings.cluster.replica import Replica
     from tidings.console.console import Console, Mode
+    from tidings.events.service import EventService
+    from tidings.events.types import EventHook, Payload
     from tidings.http.health import Audience
     from tidings.http.options import AppOptions, RunOptions
     from tidings.server.source import Source
@@ -86,6 +88,7 @@ class Live:
         store: OpenedStore | Store | str | os.PathLike[str] | None = None,
         poll: float | None = None,
         cluster: Backend | None = None,
+        events: bool = False,
     ) -> None:
         """Make `server` live.
 
@@ -114,6 +117,8 @@ class Live:
         _check_option("cluster", cluster, cluster is None or hasattr(cluster, "run"), "Nats(…)")
         if cluster is not None and store is not None:
             raise TidingsError("Live(cluster=…) keeps the state in the cluster; leave store= out")
+        if cluster is not None and events:
+            raise TidingsError("Live(cluster=…) can't serve events yet: each replica would deliver them")
         self.policy = policy or Policy()
         self.source = source_of(server)
         self.server = self.source.server
@@ -138,6 +143,7 @@ class Live:
         """This server as a replica of its cluster."""
         self.writer = StoreWriter(opened, self.hub, self.durables)
         """Writes the state to the store. `writer.problem` says why, if it does not."""
+        self._events = self._serve_events(state) if events else None
         self.list_reader.start()
         internals.follow_apps(self.server, self.lowlevel, self._make_live)
 
@@ -192,12 +198,22 @@ class Live:
         self._sessions = Sessions(lowlevel, self.subscriptions, self.legacy_streams)
         self.webhooks = Webhooks(self.subscriptions)
         self.extension = ExtensionMethods(lowlevel, self.subscriptions, self.webhooks)
-        middleware = NotificationMiddleware(source, hub, self.list_reader, self._sessions, events)
-        lowlevel.middleware.insert(0, middleware)
+        self._middleware = NotificationMiddleware(source, hub, self.list_reader, self._sessions, events)
+        lowlevel.middleware.insert(0, self._middleware)
         lowlevel.middleware.append(ToolCallMiddleware(hub))
         self.tools = LiveItems(source, self.own_catalog, Feature.TOOLS)
         self.prompts = LiveItems(source, self.own_catalog, Feature.PROMPTS)
         self.resources = LiveResources(source, self.own_catalog)
+
+    def _serve_events(self, state: State) -> EventService:
+        from tidings.events.draft import CAPABILITIES
+        from tidings.events.service import EventService
+
+        self._middleware.more_capabilities.update(CAPABILITIES)
+        events = EventService(self.lowlevel, self.subscriptions, self.writer, state.events)
+        self.metrics.count_event_subscriptions = partial(len, events.deliveries)
+        self.metrics.count_pending_events = partial(len, events.occurrences)
+        return events
 
     def _join(self, backend: Backend) -> Replica:
         from tidings.cluster.replica import Replica
@@ -320,6 +336,8 @@ class Live:
         self.legacy_streams.stop()
         self._sessions.stop()
         self.webhooks.stop()
+        if self._events is not None:
+            self._events.stop()
         self.bridge.cancel_tasks()
         self.writer.wake()  # to write the versions that the streams were told last
 
@@ -367,6 +385,44 @@ class Live:
 
     def _log(self, event: str, text: str) -> None:
         logger.info("%s", text, extra={"tidings": {"event": event, "server": self.lowlevel.name}})
+
+    # Events
+
+    @property
+    def events(self) -> EventService:
+        """The MCP Events of this server."""
+        if self._events is None:
+            raise TidingsError(f"{self.lowlevel.name!r} serves no events; create it with Live(server, events=True)")
+        return self._events
+
+    def event(
+        self,
+        name: str,
+        *,
+        description: str | None = None,
+        arguments: Mapping[str, Any] | type | None = None,
+        payload: Mapping[str, Any] | type | None = None,
+        on_first: EventHook | None = None,
+        on_last: EventHook | None = None,
+    ) -> Callable[[Payload], Payload]:
+        """Declare a type of events. As a decorator of a class, it takes the payload and the description from it.
+
+        `arguments` and `payload` are JSON schemas, or classes that have one: dataclasses, TypedDicts and pydantic
+        models. `on_first` and `on_last` are called with the arguments of the first subscription with these arguments,
+        and of the last one that ends, for example to start and end a watch of an upstream service."""
+        return self.events.declare(
+            name, description=description, arguments=arguments, payload=payload, on_first=on_first, on_last=on_last
+        )
+
+    def emit(
+        self, name: str, data: Any, matching: Mapping[str, Any] | None = None, *, event_id: str | None = None
+    ) -> str:
+        """Publish an event, and return its id. It is kept until it is delivered or three days old.
+
+        It goes to the subscriptions whose arguments all equal the values in `matching`, by default those in `data`.
+        With a store, it is written before this returns: that takes a fraction of a millisecond, and more if the disk is
+        slow. `event_id` is the id that an upstream service gave it. Can be called in any thread."""
+        return self.events.emit(name, data, matching, event_id=event_id)
 
     # Reading
 

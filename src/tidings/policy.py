@@ -157,8 +157,8 @@ class Policy:
     """Durable subscriptions of one authenticated caller: one per agent or machine, not one per start."""
 
     webhooks: Callers = "principals"
-    """The callers that may create webhooks: `"none"`, `"principals"` (authenticated callers), or `"anyone"`. With
-    `"anyone"`, a stranger could make this server send requests to others."""
+    """The callers that may create webhooks or subscribe to events: `"none"`, `"principals"` (authenticated callers), or
+    `"anyone"`. With `"anyone"`, a stranger could make this server send requests to others."""
 
     webhook_private: bool = False
     """Whether a webhook may lead to this machine or into a private network, which a client could otherwise reach

@@ -25,8 +25,8 @@ class InterruptingClient(WebhookClient):
 
     then: Callable[[], object] | None = None
 
-    async def post(self, url: str, headers: Mapping[str, str], body: bytes) -> PostResult:
-        result = await super().post(url, headers, body)
+    async def post(self, url: str, headers: Mapping[str, str], body: bytes, *, max_answer: int = 0) -> PostResult:
+        result = await super().post(url, headers, body, max_answer=max_answer)
         then, self.then = self.then, None
         if then is not None:
             then()

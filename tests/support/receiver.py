@@ -59,6 +59,8 @@ class Receiver:
     gate: asyncio.Event = field(default_factory=asyncio.Event)
     body: bytes | None = b""
     """The body of a response; None for one that never ends."""
+    reply: Callable[[Delivery], bytes] | None = None
+    """Returns the body of a response instead."""
     connections: int = 0
 
     def __post_init__(self) -> None:
@@ -87,9 +89,11 @@ class Receiver:
             await self.gate.wait()
             lines = [f"HTTP/1.1 {status} Whatever", *(f"{name}: {value}" for name, value in extra.items())]
             writer.write("\r\n".join([*lines, "connection: close", "", ""]).encode())
-            if self.body is not None:
+            if self.reply is not None:
+                writer.write(self.reply(delivery))
+            elif self.body is not None:
                 writer.write(self.body)
-            while self.body is None:
+            while self.reply is None and self.body is None:
                 writer.write(b"x" * 65536)
                 await writer.drain()
             await writer.drain()

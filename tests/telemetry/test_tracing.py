@@ -301,7 +301,7 @@ async def test_exporter_gets_every_span_with_its_attributes_and_one_span_per_cha
         await caller.until_state(watched=[])
         spans = await caller.change("spans")
     found = {each["name"]: each for each in spans}
-    assert found.keys() >= SPANS - {"workspace.scan", "store.write"}
+    assert found.keys() >= SPANS - {"workspace.scan", "store.write", "events.deliver"}
 
     notify = found["change_notifier.notify_list_changed"]
     send = found["resource_list_changed.send"]

@@ -203,7 +203,7 @@ async def test_next_address_is_tried_if_one_does_not_answer() -> None:
 async def test_redirect_is_not_followed() -> None:
     async with receiving() as receiver, receiving() as other:
         receiver.answer = lambda delivery: (307, {"location": other.url})
-        assert await post(receiver.url) == PostResult(307, "answered 307; redirects are not followed")
+        assert await post(receiver.url) == PostResult(307, "answered 307; redirects are not followed", cause="status")
         assert other.connections == 0
 
 
@@ -237,7 +237,7 @@ async def test_proxies_of_the_environment_are_not_used(monkeypatch: pytest.Monke
 async def test_retry_after_is_parsed(value: str, seconds: float | None) -> None:
     async with receiving() as receiver:
         receiver.answer = lambda delivery: (503, {"retry-after": value})
-        assert await post(receiver.url) == PostResult(503, "answered 503", seconds)
+        assert await post(receiver.url) == PostResult(503, "answered 503", seconds, "status")
         receiver.answer = lambda delivery: (429, {"retry-after": formatdate(time.time() + 60, usegmt=True)})
         result = await post(receiver.url)
         assert 30 < (result.retry_after or 0) <= 61

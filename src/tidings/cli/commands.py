@@ -14,6 +14,7 @@ import typer
 from tidings.cli.check import check
 from tidings.cli.cluster import cluster
 from tidings.cli.config import config
+from tidings.cli.emit import emit
 from tidings.cli.history import history
 from tidings.cli.new import new
 from tidings.cli.output import fail
@@ -47,6 +48,7 @@ app.command("check")(check)
 app.command("history")(history)
 app.command("top")(top)
 app.command("subscriptions")(subscriptions)
+app.command("emit")(emit)
 app.add_typer(cluster, name="cluster")
 
 _UsageError = cast(type[Exception], typer.BadParameter.__base__)

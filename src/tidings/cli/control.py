@@ -23,7 +23,7 @@ from tidings.errors import TidingsError
 if TYPE_CHECKING:
     from tidings.server.loop_bridge import LoopBridge
 
-__all__ = ["Action", "request_control", "serve_control"]
+__all__ = ["EMIT", "Action", "request_control", "serve_control"]
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +45,9 @@ class Action(StrEnum):
     REMOVE = "remove"
     REVIVE = "revive"
 
+
+EMIT = "emit"
+"""The action of `tidings emit`."""
 
 Handler = Callable[[dict[str, Any]], dict[str, Any]]
 

@@ -77,6 +77,9 @@ def history(
     limit: Annotated[
         int, typer.Option("--limit", "-n", help="The number of newest changes; 0 for all.", metavar="NUMBER", min=0)
     ] = 50,
+    events: Annotated[
+        bool, typer.Option("--events", help="For a folder: the events that its server emitted, instead of changes.")
+    ] = False,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue with new changes until Ctrl-C.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line, with the items.")] = False,
     auth_token: Token = None,
@@ -89,6 +92,11 @@ def history(
     """
     if feature is not None and uri is not None:
         fail("--feature and --uri exclude each other; give one of them")
+    if events:
+        if is_url(target) or feature is not None or uri is not None or since is not None or follow:
+            fail("--events is for a folder, with no other option than --limit and --json")
+        _print_events(Path(target), limit, as_json=as_json)
+        return
     detail = "full" if as_json else "summary"
     params = {"feature": feature, "uri": uri, "since": _parse_since(since), "limit": limit or None, "detail": detail}
     show: _Printer = print_json_lines if as_json else _print_lines
@@ -101,6 +109,19 @@ def history(
         run(_print_from_server(target, read_token(auth_token, auth_token_file), pages, follow))
     else:
         _print_from_file(Path(target), pages, follow)
+
+
+def _print_events(folder: Path, limit: int, *, as_json: bool) -> None:
+    from tidings.events.occurrences import read_history
+
+    found = list(read_history(read_state(find_state(folder)).events))[-limit if limit else None :]
+    if as_json:
+        print_json_lines(found)
+        return
+    for event in found:
+        waiting = f"  ({event['waiting']} waiting)" if event["waiting"] else ""
+        data = msgspec.json.encode(event["data"]).decode()
+        print_stdout(one_line(f"{event['timestamp']}  {event['name']}  {event['eventId']}  {data}{waiting}"))
 
 
 def _parse_since(text: str | None) -> int | dict[str, Any] | None:

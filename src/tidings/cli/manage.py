@@ -42,7 +42,7 @@ def manage_subscriptions(
     if action == Action.REMOVE:
         return {"removed": key is not None and durables.remove(key)}
     known = durables.get(key) if key is not None else None
-    if known is None or known.webhook is None:
+    if known is None or (known.webhook is None and known.event is None):
         return {"subscription": None}
     return {"subscription": describe(durables.put(known.revived()))}
 

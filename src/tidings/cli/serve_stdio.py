@@ -13,6 +13,7 @@ from tidings.cli.auth import TOKEN_VARIABLE, erase_variable
 from tidings.cli.folder import PROJECT_VARIABLE, open_workspace
 from tidings.cli.logs import LogFormat, LogLevel, LogOptions, set_up_logging
 from tidings.cli.nats import NATS_VARIABLE
+from tidings.cli.output import fail
 from tidings.cli.state import choose_state_file, open_store
 from tidings.server.garbage_collection import without_gc
 from tidings.server.process_exit import exit_process
@@ -103,8 +104,11 @@ def accept_commands(live: Live, workspace: Workspace, state: str | None) -> Abst
     from tidings.cli.control import serve_control
 
     def handle(request: dict[str, Any]) -> dict[str, Any]:
+        from tidings.cli.control import EMIT
         from tidings.cli.manage import manage_subscriptions
 
+        if request["action"] == EMIT:
+            return {"eventId": live.emit(**request["params"])}
         return manage_subscriptions(live.durables, request)
 
     file = None if live.writer.problem else choose_state_file(workspace.root, state)
@@ -117,4 +121,10 @@ def make_live(workspace: Workspace, state: str | None, cluster: Backend | None =
     from tidings.live import Live
 
     store = open_store(workspace.root, state) if cluster is None else None
-    return Live(workspace, policy=workspace.settings.policy, store=store, cluster=cluster)
+    has_events = workspace.settings.events
+    if has_events and cluster is not None:
+        fail("[events] in tidings.toml needs one process; remove that section, or leave out --workers and --nats")
+    live = Live(workspace, policy=workspace.settings.policy, store=store, cluster=cluster, events=has_events)
+    if has_events:
+        workspace.serve_events(live.events.types)
+    return live

@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 __all__ = ["subscriptions"]
 
 _TITLES = ("name", "owner", "topics", "state", "delivered to", "until", "remarks")
-_STYLES = {"dead": "red", "retrying": "yellow", "": "green"}
+_STYLES = {"dead": "red", "suspended": "red", "retrying": "yellow", "": "green"}
 
 
 def subscriptions(
     target: Target = ".",
     action: Annotated[
-        Action, typer.Argument(help="The action; revive resumes deliveries to a webhook that is dead.")
+        Action, typer.Argument(help="The action; revive resumes deliveries to a URL that the server had given up.")
     ] = Action.LIST,
     name: Annotated[
         str | None, typer.Argument(metavar="NAME", help="The name of the subscription.", show_default=False)
@@ -181,11 +181,16 @@ def _print(found: Sequence[dict[str, Any]]) -> None:
 
 
 def _format_cells(described: dict[str, Any]) -> tuple[str, ...]:
-    requested, webhook = _read_topics(described), described.get("webhook", {})
-    topics = [*(feature.value for feature in requested.features), *(requested.resource_subscriptions or ())]
+    event: dict[str, Any] = described.get("event", {})
+    requested, webhook = _read_topics(described), described.get("webhook", event)
+    topics = (
+        [_format_event(event)]
+        if event
+        else [*(feature.value for feature in requested.features), *(requested.resource_subscriptions or ())]
+    )
     state = webhook.get("state") or ("connected" if described["connected"] else "disconnected")
     until = f"next attempt {webhook['nextAttempt']}" if "nextAttempt" in webhook else ""
-    if described["expires"] is not None:
+    if described["expires"] is not None and not until:
         until = f"kept until {described['expires']}"
     remarks = [f"{webhook['lastError']} ({webhook['attempts']} attempts)"] if webhook.get("attempts") else []
     if "refetch" in webhook:
@@ -202,3 +207,8 @@ def _format_cells(described: dict[str, Any]) -> tuple[str, ...]:
         "; ".join(remarks),
     )
     return tuple(map(one_line, cells))  # a client's text must not control the terminal
+
+
+def _format_event(event: dict[str, Any]) -> str:
+    arguments = ", ".join(f"{name}={value}" for name, value in event.get("arguments", {}).items())
+    return f"{event['name']}({arguments})"

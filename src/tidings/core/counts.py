@@ -76,6 +76,8 @@ class Counts:
         """Closed subscribers, by reason."""
         self.cut_off: Counter[str] = Counter()
         """Streams that the server ended, by reason."""
+        self.events: Counter[str] = Counter()
+        """Deliveries of MCP Events, by outcome."""
         self.runs: Counter[str] = Counter()
         """Tool calls, by outcome."""
         self.failures: Counter[str] = Counter()

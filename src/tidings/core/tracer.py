@@ -13,6 +13,7 @@ from tidings.core.model import Feature, Notification
 
 __all__ = [
     "CLEANUP",
+    "DELIVER_EVENT",
     "NOTIFY_CONTENT",
     "NOTIFY_LIST",
     "READ_LIST",
@@ -38,8 +39,10 @@ READ_LIST = "source.read_list"
 SCAN = "workspace.scan"
 RUN_TOOL = "source.run_tool"
 WRITE = "store.write"
+DELIVER_EVENT = "events.deliver"
 SPANS = frozenset(
     {SUBSCRIBE, UNSUBSCRIBE, CLEANUP, NOTIFY_LIST, NOTIFY_CONTENT, *SEND.values(), READ_LIST, SCAN, RUN_TOOL, WRITE}
+    | {DELIVER_EVENT}
 )
 
 

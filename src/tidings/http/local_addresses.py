@@ -7,7 +7,6 @@ address has several notations.
 
 from __future__ import annotations
 
-import ipaddress
 import re
 import socket
 from collections.abc import Iterable
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 from mcp.server.transport_security import TransportSecuritySettings
 
-from tidings.core.addresses import is_loopback
+from tidings.core.addresses import is_loopback, parse_address
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -44,12 +43,7 @@ def is_local_request(request: Request) -> bool:
         return False
     if any(name in _PROXY_HEADERS or name.startswith("x-forwarded-") for name in request.headers):
         return False
-    try:
-        address = ipaddress.ip_address(request.client.host)
-    except ValueError:
-        return False
-    # A socket for both families has mapped addresses.
-    return (getattr(address, "ipv4_mapped", None) or address).is_loopback
+    return parse_address(request.client.host) is not None and is_loopback(request.client.host)
 
 
 def needs_security(host: Any) -> TypeGuard[str]:

@@ -173,6 +173,8 @@ class ExtensionMethods:
         """Create or change a subscription. Members that are left out stay as they are; a dead webhook is revived."""
         owner = owner_of(principal)
         known = self._durables.get((owner, params.name))
+        if known is not None and known.event is not None:
+            raise TidingsError(f"{params.name!r} is a subscription of an event; renew it with events/subscribe")
         if (params.webhook or (known and known.webhook)) and not self._webhooks.allows(owner):
             raise TidingsError("this server has no webhooks for this caller (Policy.webhooks)")
         if params.notifications is None and known is None:

@@ -56,6 +56,8 @@ class NotificationMiddleware:
         self._reader = reader
         self._sessions = sessions
         self._events = events
+        self.more_capabilities: dict[str, Any] = {}
+        """Capabilities that the SDK does not know."""
 
     async def __call__(self, ctx: Ctx, call_next: CallNext) -> HandlerResult:
         if ctx.request_id == self._reader.request_id:
@@ -123,7 +125,7 @@ class NotificationMiddleware:
         if not isinstance(result.get("capabilities"), dict):
             return result  # the user's middleware may respond by itself
         sends_lists = is_served and version not in self._policy.mute_list_changed
-        capabilities = dict(result["capabilities"])
+        capabilities = dict(result["capabilities"]) | self.more_capabilities
         for feature in Feature:
             if isinstance(capabilities.get(feature.value), dict):
                 capabilities[feature.value] = {**capabilities[feature.value], "listChanged": sends_lists}

@@ -130,15 +130,14 @@ class Subscriptions:
         return PreparedSubscription(self, options, granted, principal, owner, slot)
 
     async def prepare_webhook(self, durable: DurableSubscription) -> PreparedSubscription:
-        """Prepare the subscription of a webhook, which is not a stream and has no limit of its own."""
+        """Prepare the subscription of a webhook or an event, which is not a stream and has no limit of its own."""
         topics: list[Topic] = [*durable.features, *durable.uris]
         meta: dict[str, Any] = {DURABLE_KEY: {"name": durable.name, "ttl": durable.ttl}}
         if durable.terms:
             meta[FILTER_KEY] = durable.terms
         owner, principal = durable.owner, None
         if owner != SERVER:
-            scopes = durable.webhook.scopes if durable.webhook is not None else ()
-            principal = Principal(*owner, scopes) if owner is not None else None
+            principal = Principal(*owner, durable.scopes) if owner is not None else None
             topics = await self.authorization.filter(principal, topics)
         options = self._read_options(meta, None, principal, owner)
         slot = StreamSlot(None, None, None)

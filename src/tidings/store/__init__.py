@@ -17,7 +17,20 @@ from tidings.core.model import Change, Feature, Item, Version
 from tidings.errors import TidingsError
 from tidings.store.durable import DurableSubscription, Key
 
-__all__ = ["Batch", "JournalPart", "State", "Store", "StoreBroken", "StoreBusy", "StoreError", "journal_part"]
+__all__ = [
+    "Batch",
+    "EventRow",
+    "JournalPart",
+    "State",
+    "Store",
+    "StoreBroken",
+    "StoreBusy",
+    "StoreError",
+    "journal_part",
+]
+
+EventRow: TypeAlias = tuple[str, str]
+"""The id of an event and the name of the subscription that still has to get it; an empty name for the event itself."""
 
 JournalPart: TypeAlias = Feature | None
 """A part of the journal with its own bounds: the changes of one feature, or (None) of all contents."""
@@ -54,6 +67,8 @@ class State:
     floors: dict[JournalPart, int] = field(default_factory=dict)
     """Changes up to this revision may be missing from the journal."""
     durables: dict[Key, DurableSubscription] = field(default_factory=dict)
+    events: dict[EventRow, bytes] = field(default_factory=dict)
+    """The undelivered events of the server's own code."""
 
     def restore(self, catalog: Catalog, journal: Journal) -> None:
         """Put the state into the catalog and the journal of a server that starts."""
@@ -65,7 +80,17 @@ class State:
 class Batch:
     """The changes of the state since the last batch. It has only the last definition of each item."""
 
-    __slots__ = ("changes", "contents", "durables", "floors", "forgotten", "items", "replaces_items", "versions")
+    __slots__ = (
+        "changes",
+        "contents",
+        "durables",
+        "events",
+        "floors",
+        "forgotten",
+        "items",
+        "replaces_items",
+        "versions",
+    )
 
     def __init__(self) -> None:
         self.items: dict[tuple[Feature, str], Item | None] = {}
@@ -79,6 +104,7 @@ class Batch:
         self.floors: dict[JournalPart, int] = {}
         """Changes up to this revision are to be removed from the journal."""
         self.durables: dict[Key, DurableSubscription | None] = {}
+        self.events: dict[EventRow, bytes | None] = {}
 
     def add_changes(self, changes: Iterable[Change]) -> None:
         """Add changes that are newer than all others in the batch."""
@@ -112,6 +138,7 @@ class Batch:
             self.contents[uri] = version
         self.changes += later.changes
         self.durables |= later.durables
+        self.events |= later.events
         self.forget(later.floors, later.forgotten)
 
     def forget(self, floors: Mapping[JournalPart, int], forgotten: int) -> None:
@@ -125,7 +152,7 @@ class Batch:
             self.contents = {uri: each for uri, each in self.contents.items() if each.revision > forgotten}
 
     def __bool__(self) -> bool:
-        return bool(self.items or self.contents or self.durables or self.floors or self.forgotten)
+        return bool(self.items or self.contents or self.durables or self.events or self.floors or self.forgotten)
 
 
 class Store(Protocol):

@@ -18,6 +18,7 @@ __all__ = [
     "MAX_NAME_LENGTH",
     "SERVER",
     "DurableSubscription",
+    "EventTarget",
     "Key",
     "Owner",
     "Webhook",
@@ -64,6 +65,33 @@ class Webhook(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     last_refetch: float | None = None
 
 
+class EventTarget(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The event that a subscription of MCP Events watches, where it is delivered, and the state of its deliveries."""
+
+    name: str
+    arguments: dict[str, Any] = {}
+    url: str
+    secret: str
+    old_secret: str = ""
+    """The secret before, which signs as well until `old_until`."""
+    old_until: float = 0.0
+    scopes: tuple[str, ...] = ()
+    """The scopes of its principal's token when it was put last."""
+    expires: float
+    """When it ends, whether or not it is delivered."""
+    attempts: int = 0
+    """Failed attempts in a row."""
+    next_attempt: float | None = None
+    last_success: float | None = None
+    last_error: str | None = None
+    failed_since: float | None = None
+    is_suspended: bool = False
+    """Whether the server gave up after too many failures. Nothing is sent until the client renews it."""
+
+    def signing_secrets(self, now: float) -> str:
+        return f"{self.secret} {self.old_secret}" if self.old_secret and now < self.old_until else self.secret
+
+
 class DurableSubscription(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One durable subscription as it is stored. Times are those of the catalog, in seconds since 1970."""
 
@@ -85,6 +113,13 @@ class DurableSubscription(msgspec.Struct, frozen=True, kw_only=True, omit_defaul
     expires: float | None = None
     """None while its client is connected."""
     webhook: Webhook | None = None
+    event: EventTarget | None = None
+
+    @property
+    def scopes(self) -> tuple[str, ...]:
+        """The scopes of its owner when it was created, if it is delivered while its owner is not connected."""
+        target = self.webhook or self.event
+        return () if target is None else target.scopes
 
     @property
     def told(self) -> dict[Topic, Version | None]:
@@ -98,7 +133,10 @@ class DurableSubscription(msgspec.Struct, frozen=True, kw_only=True, omit_defaul
         return (self.owner, self.name)
 
     def revived(self) -> DurableSubscription:
-        """Return the subscription with an active webhook, to be tried now, whether or not the webhook was dead."""
+        """Return the subscription to be delivered now, whether or not the server had given up."""
+        if self.event is not None:
+            event = structs.replace(self.event, attempts=0, next_attempt=None, is_suspended=False)
+            return structs.replace(self, event=event)
         assert self.webhook is not None
         webhook = structs.replace(self.webhook, attempts=0, next_attempt=None, is_dead=False)
         return structs.replace(self, expires=None, webhook=webhook)
@@ -131,6 +169,8 @@ def as_json(durable: DurableSubscription, *, is_connected: bool = False) -> dict
         described["filter"] = durable.terms
     if durable.webhook is not None:
         described["webhook"] = _webhook(durable.webhook)
+    if durable.event is not None:
+        described["event"] = _event(durable.event)
     return described
 
 
@@ -147,4 +187,18 @@ def _webhook(webhook: Webhook) -> dict[str, Any]:
         described["refetch"] = list(webhook.refetch)
     if webhook.last_refetch is not None:
         described["lastRefetch"] = iso_time(webhook.last_refetch)
+    return described
+
+
+def _event(event: EventTarget) -> dict[str, Any]:
+    state = "suspended" if event.is_suspended else "retrying" if event.attempts else "active"
+    described: dict[str, Any] = {"name": event.name, "url": event.url, "state": state, "attempts": event.attempts}
+    if event.arguments:
+        described["arguments"] = event.arguments
+    if event.next_attempt is not None:
+        described["nextAttempt"] = iso_time(event.next_attempt)
+    if event.last_success is not None:
+        described["lastSuccess"] = iso_time(event.last_success)
+    if event.last_error is not None:
+        described["lastError"] = event.last_error
     return described

@@ -117,7 +117,10 @@ class DurableSubscriptions:
         return len(self._records)
 
     def expiry(self, record: DurableSubscription) -> float | None:
-        """Return when a subscription expires if its client disconnects now. An active webhook does not expire."""
+        """Return when a subscription expires if its client disconnects now. An active webhook does not expire. That of
+        an event expires at its own time, connected or not."""
+        if record.event is not None:
+            return record.event.expires
         is_active = record.webhook is not None and not record.webhook.is_dead
         return None if is_active else self._now() + record.ttl
 
@@ -285,6 +288,8 @@ class DurableSubscriptions:
                 record = self._as_of_now(DurableSubscription(name=name, owner=owner, **fields))
             else:
                 record = self._continued(previous, structs.replace(previous, **fields))
+            if record.event is not None:
+                record = structs.replace(record, expires=record.event.expires)
             self._set(record)
             connection = self._connections[key] = DurableConnection(self, record, is_new=previous is None, end=end)
             self._mark_unsaved(key)

@@ -37,6 +37,7 @@ class MemoryStore:
             journal=list(state.journal),
             floors=dict(state.floors),
             durables=dict(state.durables),
+            events=dict(state.events),
         )
 
     def write(self, batch: Batch) -> None:
@@ -64,6 +65,11 @@ class MemoryStore:
                 state.durables.pop(name, None)
             else:
                 state.durables[name] = durable
+        for row, event in batch.events.items():
+            if event is None:
+                state.events.pop(row, None)
+            else:
+                state.events[row] = event
 
     def close(self) -> None:
         self._is_open = False

@@ -14,7 +14,7 @@ import logging
 import os
 import secrets
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from urllib.parse import quote
@@ -23,7 +23,7 @@ import msgspec
 
 from tidings.core.digest import EMPTY, ListDigest, split_digest
 from tidings.core.model import Change, Feature, Item, Version
-from tidings.store import Batch, JournalPart, State, StoreBroken, StoreError, journal_part
+from tidings.store import Batch, EventRow, JournalPart, State, StoreBroken, StoreError, journal_part
 from tidings.store.durable import DurableSubscription
 from tidings.store.file_errors import PERMISSION_CODES, primary_code, translate_file_errors
 from tidings.store.file_lock import FileLock, file_identity
@@ -63,6 +63,9 @@ CREATE INDEX journal_by_age ON journal (history, last);
 CREATE TABLE floors (history TEXT PRIMARY KEY, revision INTEGER) WITHOUT ROWID;
 CREATE TABLE durables (owner TEXT, name TEXT, state TEXT, PRIMARY KEY (owner, name));
 """
+
+_EVENTS = "CREATE TABLE IF NOT EXISTS events (id TEXT, subscription TEXT, event BLOB, PRIMARY KEY (id, subscription))"
+"""Not part of `_TABLES`: files of the same format without it exist, and older versions do not read it."""
 
 _decode_durable = msgspec.json.Decoder(DurableSubscription).decode
 
@@ -145,6 +148,7 @@ class SQLiteStore:
                     db.execute("DELETE FROM contents WHERE revision <= ?", (batch.forgotten,))
                     db.execute("INSERT OR REPLACE INTO meta VALUES ('forgotten', ?)", (batch.forgotten,))
                 _write_durables(db, durables)
+                _write_events(db, batch.events)
         # After the write, because the caller passes a batch again that could not be written.
         self._newest = newest
         if not is_apply_due:
@@ -199,6 +203,7 @@ class SQLiteStore:
                 db.execute(f"PRAGMA user_version = {SCHEMA}")
                 meta = [("epoch", secrets.token_hex(8)), ("run", 0), ("applied", 0), ("forgotten", 0)]
                 db.executemany("INSERT INTO meta VALUES (?, ?)", meta)
+        db.execute(_EVENTS)
 
     def _start_run(self) -> int:
         db = self._opened()
@@ -284,6 +289,11 @@ def _read(db: sqlite3.Connection) -> tuple[State, int]:
     for (text,) in db.execute("SELECT state FROM durables"):
         durable = _decode_durable(text)
         state.durables[durable.key] = durable
+    if db.execute("SELECT 1 FROM sqlite_master WHERE name = 'events'").fetchone():
+        state.events = {
+            (event_id, subscription): event
+            for event_id, subscription, event in db.execute("SELECT id, subscription, event FROM events ORDER BY rowid")
+        }
     changes.sort(key=lambda change: change.revision)
     applied = int(meta["applied"])
     newer = Batch()
@@ -369,6 +379,13 @@ def _write_durables(db: sqlite3.Connection, rows: Iterable[tuple[str, str, str |
                 "INSERT INTO durables VALUES (?, ?, ?) ON CONFLICT (owner, name) DO UPDATE SET state = excluded.state",
                 (owner, name, record),
             )
+
+
+def _write_events(db: sqlite3.Connection, rows: Mapping[EventRow, bytes | None]) -> None:
+    removed = [row for row, event in rows.items() if event is None]
+    added = [(*row, event) for row, event in rows.items() if event is not None]
+    db.executemany("DELETE FROM events WHERE id = ? AND subscription = ?", removed)
+    db.executemany("INSERT OR REPLACE INTO events VALUES (?, ?, ?)", added)
 
 
 def _vacuum(db: sqlite3.Connection) -> None:

@@ -11,11 +11,12 @@ import atexit
 import logging
 import threading
 import weakref
+from collections.abc import Mapping
 
 from tidings.core.hub import Hub
 from tidings.core.model import Change, Feature
 from tidings.core.tracer import WRITE
-from tidings.store import Batch, JournalPart, Store, StoreBroken, StoreError
+from tidings.store import Batch, EventRow, JournalPart, Store, StoreBroken, StoreError
 from tidings.store.durable_registry import DurableSubscriptions
 from tidings.store.opened import OpenedStore
 
@@ -60,6 +61,8 @@ class StoreWriter:
         self._failures = hub.counts.failures
         self._lock = threading.Lock()
         self._queue: list[Change] = []
+        self._events: dict[EventRow, bytes | None] = {}
+        """Rows of events that are not in a batch yet."""
         self._compacted = Batch()
         """Changes that were queued before those in `_queue`."""
         self._batch = Batch()
@@ -87,6 +90,11 @@ class StoreWriter:
 
     # On any thread
 
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a store to write to."""
+        return self._store is not None
+
     def add_changes(self, changes: tuple[Change, ...]) -> None:
         """Queue changes. The catalog calls this with its lock held, so it must be fast."""
         with self._lock:
@@ -95,6 +103,14 @@ class StoreWriter:
                 self._compact()
         if not self._has_work.is_set():
             self.wake()
+
+    def add_events(self, rows: Mapping[EventRow, bytes | None]) -> None:
+        """Queue rows of events; None for a row to remove."""
+        if self._store is None or self._is_broken:
+            return
+        with self._lock:
+            self._events |= rows
+        self.wake()
 
     def wake(self) -> bool:
         """Tell the writer that there is something to write. Return whether it will be written."""
@@ -180,10 +196,12 @@ class StoreWriter:
             with self._lock:
                 compacted, changes = self._compacted, self._queue
                 self._compacted, self._queue = Batch(), []
+                events, self._events = self._events, {}
             batch = self._batch
             batch.merge(compacted)
             batch.add_changes(changes)
             batch.durables = dict(durables)
+            batch.events |= events
             new_floors = {part: floor for part, floor in floors.items() if floor != self._floors.get(part, 0)}
             batch.forget(new_floors, forgotten if forgotten != self._forgotten else 0)
             if batch:

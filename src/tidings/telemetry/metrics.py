@@ -27,9 +27,25 @@ _CHANGES = (
     *(("contents", each) for each in (Operation.UPDATED, Operation.DELETED)),
 )
 _FAILURES = (
-    *("answering", "delivery", "ending", "hook", "items left out", "reading", "store", "telemetry", "terms", "waking"),
-    *("subscriptions left out", "webhook"),
+    *(
+        "answering",
+        "delivery",
+        "ending",
+        "event",
+        "hook",
+        "items left out",
+        "reading",
+        "store",
+        "subscriptions left out",
+        "telemetry",
+        "terms",
+        "waking",
+        "webhook",
+    ),
 )
+
+
+_EVENTS = ("emitted", "delivered", "failed", "refused", "dropped", "revoked", "verified", "unverified")
 
 
 class Counters(NamedTuple):
@@ -48,6 +64,8 @@ class MeasuredServer:
         self.source = source
         self.slow_readers = slow_readers
         self.count_replicas: Callable[[], int] = lambda: 0
+        self.count_event_subscriptions: Callable[[], int] = lambda: 0
+        self.count_pending_events: Callable[[], int] = lambda: 0
         self.counters = Counters(hub.counts, getattr(source, "rescans", {}))
 
 
@@ -212,6 +230,28 @@ METRICS = (
         "{replica}",
         "Replicas of the cluster that are alive; 0 if the server has no cluster or can't reach it.",
         _number(lambda server: server.count_replicas()),
+    ),
+    Metric(
+        "tidings.events",
+        "counter",
+        "{event}",
+        "MCP Events emitted, and what became of deliveries and of challenges, by outcome.",
+        _counters(lambda counters: counters.counts.events, *_EVENTS),
+        ("outcome",),
+    ),
+    Metric(
+        "tidings.events.subscriptions",
+        "level",
+        "{subscription}",
+        "Subscriptions of MCP Events.",
+        _number(lambda server: server.count_event_subscriptions()),
+    ),
+    Metric(
+        "tidings.events.pending",
+        "level",
+        "{event}",
+        "Emitted MCP Events that some subscription still has to get.",
+        _number(lambda server: server.count_pending_events()),
     ),
     Metric(
         "tidings.journal.size",

@@ -61,6 +61,7 @@ METHOD = "mcp.method.name"
 _SPAN_ARGUMENTS = {
     "feature": FEATURE,
     "tool": "gen_ai.tool.name",
+    "event": "tidings.event",
     "units": "tidings.units",
     "changes": "tidings.changes",
     "server": SERVER,

@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from tidings.core.addresses import is_loopback, parse_address, reason_not_public
 from tidings.errors import TidingsError
@@ -27,12 +27,15 @@ if TYPE_CHECKING:
 
     import httpx2
 
-__all__ = ["PostResult", "Resolve", "WebhookClient", "check_url"]
+__all__ = ["Cause", "PostResult", "Resolve", "WebhookClient", "check_url"]
 
 logger = logging.getLogger(__name__)
 
 Resolve: TypeAlias = Callable[[str, int], Awaitable[list[str]]]
 """Returns the addresses of a host and port."""
+
+Cause: TypeAlias = Literal["status", "timeout", "tls", "connection"]
+"""Why a receiver did not accept a request: by its answer, or because there was none."""
 
 _MAX_URL = 2_000
 _MAX_LOOKUPS = 256
@@ -48,6 +51,10 @@ class PostResult:
     """None if the receiver accepted the request."""
     retry_after: float | None = None
     """Seconds that the receiver asks to wait."""
+    cause: Cause | None = None
+    """The kind of the error."""
+    answer: bytes = b""
+    """The start of the body of the answer, as much as was asked for."""
 
 
 def check_url(url: str, *, allow_loopback: bool) -> None:
@@ -72,21 +79,23 @@ class WebhookClient:
         self._resolve = resolve or _Resolver()
         self._ssl_context: ssl.SSLContext | None = None
 
-    async def post(self, url: str, headers: Mapping[str, str], body: bytes) -> PostResult:
-        """Send a request. Errors are in the result; only a cancellation is raised."""
+    async def post(self, url: str, headers: Mapping[str, str], body: bytes, *, max_answer: int = 0) -> PostResult:
+        """Send a request, and read at most `max_answer` bytes of the body of its answer. Errors are in the result; only
+        a cancellation is raised."""
         import httpx2
 
         try:
             async with asyncio.timeout(self._timeout):
-                return await self._post(_parse(url), headers, body)
+                return await self._post(_parse(url), headers, body, max_answer)
         except TimeoutError:
-            return PostResult(error=f"no answer within {self._timeout:g} s")
+            return PostResult(error=f"no answer within {self._timeout:g} s", cause="timeout")
         except TidingsError as error:
-            return PostResult(error=str(error))
+            return PostResult(error=str(error), cause="connection")
         except (httpx2.HTTPError, OSError, ValueError, RuntimeError) as error:  # RuntimeError: can't start a thread
-            return PostResult(error=f"{type(error).__name__}: {error}"[:_MAX_ERROR])
+            cause: Cause = "tls" if _is_tls(error) else "connection"
+            return PostResult(error=f"{type(error).__name__}: {error}"[:_MAX_ERROR], cause=cause)
 
-    async def _post(self, url: httpx2.URL, headers: Mapping[str, str], body: bytes) -> PostResult:
+    async def _post(self, url: httpx2.URL, headers: Mapping[str, str], body: bytes, max_answer: int) -> PostResult:
         import httpx2
 
         addresses = await self._allowed_addresses(url)
@@ -108,8 +117,11 @@ class WebhookClient:
                     if number == len(addresses):
                         raise
                 else:
-                    await response.aclose()
-                    return _result(response)
+                    try:
+                        answer = await _read(response, max_answer) if max_answer else b""
+                    finally:
+                        await response.aclose()
+                    return _result(response, answer)
         raise TidingsError(f"{host} has no address")
 
     async def _allowed_addresses(self, url: httpx2.URL) -> list[str]:
@@ -135,12 +147,31 @@ class WebhookClient:
         return addresses
 
 
-def _result(response: httpx2.Response) -> PostResult:
+async def _read(response: httpx2.Response, size: int) -> bytes:
+    """Return the first bytes of the body of a response."""
+    body = b""
+    async for chunk in response.aiter_raw():
+        body += chunk
+        if len(body) >= size:
+            break
+    return body[:size]
+
+
+def _is_tls(error: BaseException | None) -> bool:
+    """Return whether a connection failed because of TLS, for example an invalid certificate."""
+    import ssl
+
+    while error is not None and not isinstance(error, ssl.SSLError):
+        error = error.__cause__ or error.__context__
+    return error is not None
+
+
+def _result(response: httpx2.Response, answer: bytes) -> PostResult:
     status = response.status_code
     if 200 <= status < 300:
-        return PostResult(status)
+        return PostResult(status, answer=answer)
     note = "; redirects are not followed" if 300 <= status < 400 else ""
-    return PostResult(status, f"answered {status}{note}", _seconds(response.headers.get("retry-after")))
+    return PostResult(status, f"answered {status}{note}", _seconds(response.headers.get("retry-after")), "status")
 
 
 def _seconds(retry_after: str | None) -> float | None:

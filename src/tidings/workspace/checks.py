@@ -14,11 +14,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from tidings.server.schema import find_schema_error
 from tidings.workspace import TOP_LEVEL
 from tidings.workspace.files import is_ignored, walk
 from tidings.workspace.metadata import META_SUFFIX, read_file, read_meta
 from tidings.workspace.problems import InvalidFile, Problem, find_problem, invalid_field
-from tidings.workspace.schema import find_schema_error
 from tidings.workspace.settings import list_faults
 from tidings.workspace.units import get_stem
 
@@ -35,6 +35,7 @@ _KEYS: dict[str, dict[str, type]] = {
     | {"uri": str, "uriTemplate": str, "path": str, "mimeType": str, "provider": str, "annotations": dict}
     | {"arguments": dict},
     "prompts": _COMMON | {"path": str, "arguments": object, "role": str, "metadata": dict, "annotations": dict},
+    "events": {"description": str, "inputSchema": dict, "payloadSchema": dict, "_meta": dict},
     "ui": _COMMON | {"meta": dict, "entrypoint": str, "template": str, "config": dict},
 }
 """The keys of a `.meta.json`, and the type of each value. `float` stands for any number."""

@@ -12,6 +12,7 @@ from mcp.server.mcpserver.resources import ResourceTemplate
 from mcp.server.mcpserver.tools.base import Tool
 
 from tidings.core.model import Feature
+from tidings.events.types import EventType
 from tidings.server.definitions import as_dict, key_of, to_definition
 from tidings.workspace.problems import Problem
 from tidings.workspace.units import Unit
@@ -48,6 +49,8 @@ class UnitContent:
     items: list[LoadedItem] = field(default_factory=list)
     exclusive: frozenset[str] = frozenset()
     """The registries of `MCPServer` that serve only these items, and none of other units."""
+    event: EventType | None = None
+    """The event type that the unit declares."""
 
     @property
     def folders(self) -> set[Path]:

@@ -20,9 +20,9 @@ import mcp_types as types
 import pydantic
 from mcp import MCPError
 
+from tidings.server.schema import find_violation
 from tidings.workspace.process import Outcome
 from tidings.workspace.reading import read_inside
-from tidings.workspace.schema import find_violation
 
 __all__ = ["LOG_LEVELS", "make_result", "parse_progress", "read_embedded_files", "read_protocol_error"]
 

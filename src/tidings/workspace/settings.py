@@ -46,6 +46,9 @@ class Settings:
     register_timeout: float = 10.0
     """Seconds that one run may take: enough for a request to a remote service."""
 
+    events: bool = False
+    """Whether MCP Events are served: clients choose URLs that this server sends requests to."""
+
     @property
     def limits(self) -> tuple[Any, ...]:
         """The settings that tools and resources contain. If one changes, those must be loaded again."""
@@ -53,7 +56,7 @@ class Settings:
 
     def list_changes_needing_restart(self, other: Settings) -> list[str]:
         """Return the names of the settings that differ and only take effect when the server starts."""
-        names = ("name", "title", "version", "description", "policy")
+        names = ("name", "title", "version", "description", "policy", "events")
         return [name for name in names if getattr(self, name) != getattr(other, name)]
 
 
@@ -65,6 +68,7 @@ _SECTIONS: dict[str, dict[str, tuple[type, ...]]] = {
     "tools": {"timeout": (int, float), "max_output": (int,), "max_processes": (int,), "env": (list,)},
     "resources": {"max_bytes": (int,)},
     "register": {"ttl": (int, float), "timeout": (int, float)},
+    "events": {},
 }
 
 
@@ -118,6 +122,7 @@ def _load_toml(path: Path, root: Path) -> Settings:
     chosen: dict[str, Any] = {**sections[""], **sections.get("tools", {})}
     for section in ("resources", "register"):
         chosen |= {f"{section}_{key}": value for key, value in sections.get(section, {}).items()}
+    chosen["events"] = "events" in sections
     if "env" in chosen:
         chosen["env"] = tuple(chosen["env"])
     try:

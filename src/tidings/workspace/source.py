@@ -26,10 +26,12 @@ from tidings.core.catalog import Catalog
 from tidings.core.model import Feature
 from tidings.core.tracer import SCAN, Tracer
 from tidings.errors import TidingsError
+from tidings.events.types import EventTypes
 from tidings.server import internals
 from tidings.server.source import Source
 from tidings.workspace import DEFAULT_POLL, TOP_LEVEL
 from tidings.workspace.caller import set_log_level
+from tidings.workspace.events import load_event
 from tidings.workspace.executable import ExecutableTool
 from tidings.workspace.files import IGNORE_FILES, FileChecker, list_inodes, read_state, walk
 from tidings.workspace.items import ItemKey, ItemTable, LoadedItem, UnitContent, make_item
@@ -116,6 +118,8 @@ class Workspace(Source):
         self._failed: dict[Unit, Problem] = {}
         self._loading: set[Path] = set()
         """The Python files that the last scan did not wait for."""
+        self._event_types = EventTypes()
+        """The types that the files in `events/` declare, and from `serve_events` on those of the server."""
         self.rescans: Counter[str] = Counter()
         """The number of scans by outcome: `read`, `unchanged` or `failed`."""
         self.tracer = Tracer()
@@ -140,6 +144,14 @@ class Workspace(Source):
         if scripts := self._list_scripts():
             self._scripts.run_blocking(self.settings, scripts)
             self.rescan(scripts)
+
+    def serve_events(self, types: EventTypes) -> None:
+        """Declare the event types of the files among those of the server, also when a file changes."""
+        with self._lock:
+            for loaded in self._units.values():
+                if loaded.content.event is not None:
+                    types.declare(loaded.content.event)
+            self._event_types = types
 
     @property
     def problems(self) -> tuple[Problem, ...]:
@@ -395,6 +407,10 @@ class Workspace(Source):
             self._failed[unit] = problem
         else:
             self._failed.pop(unit, None)
+        if new.content.event is not None:
+            self._event_types.declare(new.content.event, replaces=True)
+        elif old.content.event is not None:
+            self._event_types.remove(old.content.event.name)
         keys = self._table.replace(unit, old.content.items, new.content.items)
         if unit == REGISTER:
             keys |= self._table.set_exclusive(new.content.exclusive)
@@ -436,6 +452,8 @@ class Workspace(Source):
         if unit == SETTINGS:
             self._apply_settings(load_settings(self.root))
             return UnitContent()
+        if unit.kind == "events":
+            return UnitContent(event=load_event(self.root, self.settings, files[0]))
         return UnitContent(load_items(self.root, self.settings, unit, files))
 
     def _apply_settings(self, settings: Settings) -> None:

@@ -16,7 +16,7 @@ from tidings.workspace.metadata import META_SUFFIX
 
 __all__ = ["REGISTER", "SETTINGS", "Unit", "UnitKind", "find_unit", "get_stem", "has_python", "list_parents"]
 
-UnitKind = Literal["tools", "resources", "prompts", "register", "settings"]
+UnitKind = Literal["tools", "resources", "prompts", "events", "register", "settings"]
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -58,6 +58,8 @@ def find_unit(path: PurePosixPath) -> Unit | None:
             return Unit("tools", f"tools/{get_stem(name)}")
         case ("tools", folder, *_):
             return Unit("tools", f"tools/{folder}/")
+        case ("events", name) if name.endswith(META_SUFFIX):
+            return Unit("events", f"events/{name.removesuffix(META_SUFFIX)}")
         case ("ui", folder, _, *_):
             return Unit("resources", f"ui/{folder}/")
         case ("resources" | "prompts" as kind, *folders, name):

@@ -1,0 +1,62 @@
+"""`tidings emit DIR NAME JSON`: publish an event of a workspace."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from tidings.cli.control import EMIT, request_control
+from tidings.cli.options import Folder
+from tidings.cli.output import fail, print_json_lines, print_stdout
+from tidings.cli.state import find_state
+
+__all__ = ["emit"]
+
+
+def emit(
+    folder: Folder,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The name of the event, as in events/NAME.meta.json.")],
+    data: Annotated[
+        str, typer.Argument(metavar="JSON", help="The data of the event, an object; - reads it from standard input.")
+    ],
+    matching: Annotated[
+        str | None,
+        typer.Option(
+            help="The values that the arguments of a subscription must have. The default is those in the data.",
+            metavar="JSON",
+        ),
+    ] = None,
+    event_id: Annotated[
+        str | None, typer.Option("--id", help="The id that the event has already. The default is a new one.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the id as one line of JSON.")] = False,
+) -> None:
+    """Publish an event to the clients that subscribed to it, through the server that runs with this folder.
+
+    The event is stored before this command ends, and delivered then. It prints the id of the event.
+    """
+    params: dict[str, Any] = {
+        "name": name,
+        "data": _parse("JSON", sys.stdin.read() if data == "-" else data),
+        "matching": None if matching is None else _parse("--matching", matching),
+        "event_id": event_id,
+    }
+    path = find_state(Path(folder))
+    answer = request_control(path, {"action": EMIT, "params": params, "owner": None})
+    if answer is None:
+        fail(f"no server runs with {path}; start it with `tidings serve {folder}`", 1)
+    if as_json:
+        print_json_lines([answer])
+    else:
+        print_stdout(answer["eventId"])
+
+
+def _parse(option: str, text: str) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(text, type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        fail(f"{option} must be a JSON object: {error}")

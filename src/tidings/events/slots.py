@@ -1,0 +1,86 @@
+"""Limits the requests in progress, in all and to one receiver, so that a slow receiver does not delay the others."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from urllib.parse import urlsplit
+
+__all__ = ["RequestSlots", "origin_of"]
+
+_MAX_REQUESTS = 256
+"""Requests in progress. Each takes a connection."""
+_MAX_PER_ORIGIN = 32
+"""Requests in progress to one receiver that answers: an eighth, because a receiver may stop to answer."""
+_MAX_FAILING = 4096
+"""Failing receivers that are remembered while no request to them is in progress."""
+
+
+class _Origin:
+    __slots__ = ("active", "is_failing", "waiting")
+
+    def __init__(self) -> None:
+        self.active = 0
+        self.is_failing = False
+        self.waiting: deque[asyncio.Future[None]] = deque()
+
+    @property
+    def is_free(self) -> bool:
+        return self.active < (1 if self.is_failing else _MAX_PER_ORIGIN)
+
+
+class RequestSlots:
+    """The slots of one event loop."""
+
+    def __init__(self) -> None:
+        self._all = asyncio.Semaphore(_MAX_REQUESTS)
+        self._origins: dict[str, _Origin] = {}
+
+    @asynccontextmanager
+    async def take(self, url: str) -> AsyncIterator[None]:
+        """Wait for a slot for a request to a URL."""
+        key = origin_of(url)
+        origin = self._origins.setdefault(key, _Origin())
+        while not origin.is_free:
+            turn = asyncio.get_running_loop().create_future()
+            origin.waiting.append(turn)
+            try:
+                await turn
+            except asyncio.CancelledError:
+                if turn.done() and not turn.cancelled():
+                    self._wake(origin)  # pass the turn on
+                raise
+        origin.active += 1
+        try:
+            async with self._all:
+                yield
+        finally:
+            origin.active -= 1
+            self._wake(origin)
+            if not origin.active and not origin.waiting and self._is_forgettable(origin):
+                self._origins.pop(key, None)
+
+    def _is_forgettable(self, origin: _Origin) -> bool:
+        # A client chooses the hosts, so not every one that failed can be remembered.
+        return not origin.is_failing or len(self._origins) > _MAX_FAILING
+
+    def report(self, url: str, *, is_failing: bool) -> None:
+        """Record how a request ended. A receiver that fails gets one request at a time until it accepts one."""
+        if (origin := self._origins.get(origin_of(url))) is not None:
+            origin.is_failing = is_failing
+
+    def _wake(self, origin: _Origin) -> None:
+        free = 1 if origin.is_failing else _MAX_PER_ORIGIN
+        while origin.waiting and free > origin.active:
+            turn = origin.waiting.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                free -= 1
+
+
+def origin_of(url: str) -> str:
+    """Return the scheme, host and port of a URL, which name a receiver and contain no secret."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
