@@ -98,7 +98,7 @@ class _Message(_Encoded):
     """Something that the handler sends to the client before its result."""
 
     channel: Literal["progress", "request", "connection"]
-    """A `progress` message has no progress token: it also extends the timeout if the client asked for no progress."""
+    """A `progress` message has no token. It is also sent if the client wants no progress, to extend the timeout."""
     method: str = ""
     params: dict[str, Any] | None
 
@@ -151,15 +151,15 @@ async def forward(
         try:
             reply = await _call(backend, owner, request, ctx, counts, idle_timeout)
         except NotDelivered as error:
-            logger.info("%s was not delivered: %s", _described(ctx), error)
+            logger.info("%s was not delivered: %s", _describe(ctx), error)
             continue
         if reply.refusal is not None:
-            logger.warning("the replica %s refused %s: %s", owner, _described(ctx), reply.refusal)
+            logger.warning("the replica %s refused %s: %s", owner, _describe(ctx), reply.refusal)
             continue
         if reply.error is not None:
             raise MCPError.from_error_data(reply.error)
         return reply.result
-    raise MCPError(INTERNAL_ERROR, f"{_described(ctx)} was not run: no replica that has it can be reached; try again")
+    raise MCPError(INTERNAL_ERROR, f"{_describe(ctx)} was not run: no replica that has it can be reached; try again")
 
 
 def _with_trace(params: Mapping[str, Any] | None, trace: Mapping[str, str] | None) -> dict[str, Any] | None:
@@ -193,9 +193,9 @@ async def _call(backend: Backend, owner: str, request: bytes, ctx: Ctx, counts: 
     if isinstance(failure, NotDelivered):
         raise failure
     if isinstance(failure, CallTooLarge):
-        raise MCPError(INVALID_PARAMS, f"{_described(ctx)} was not run: {failure}")
+        raise MCPError(INVALID_PARAMS, f"{_describe(ctx)} was not run: {failure}")
     if failure is not None:
-        message = f"{_described(ctx)} was forwarded to another replica, and may have run, but has no result: {failure}"
+        message = f"{_describe(ctx)} was forwarded to another replica, and may have run, but has no result: {failure}"
         counts.failures[_FAILURE] += 1
         logger.warning("%s", message)
         raise MCPError(INTERNAL_ERROR, message) from failure
@@ -206,8 +206,8 @@ async def _call(backend: Backend, owner: str, request: bytes, ctx: Ctx, counts: 
         return _Reply.model_validate_json(reply)
     except ValidationError as error:
         counts.failures[_FAILURE] += 1
-        logger.error("the replica %s sent a reply to %s that cannot be decoded: %s", owner, _described(ctx), error)
-        message = f"{_described(ctx)} has run on another replica, whose reply cannot be decoded"
+        logger.error("the replica %s sent a reply to %s that cannot be decoded: %s", owner, _describe(ctx), error)
+        message = f"{_describe(ctx)} has run on another replica, whose reply cannot be decoded"
         raise MCPError(INTERNAL_ERROR, message) from None
 
 
@@ -229,14 +229,14 @@ async def _send_messages(
             logger.debug("a message of another replica could not be sent to the client: %r", error)
 
 
-def _described(call: Ctx | _Request) -> str:
+def _describe(call: Ctx | _Request) -> str:
     name, uri = (call.params or {}).get("name"), (call.params or {}).get("uri")
     return f"{call.method} {redact_uri(uri) if isinstance(uri, str) else name!r}"
 
 
 def _timeout_error(call: Ctx | _Request, idle_timeout: float) -> ErrorData:
     text = f"runs on another replica, and was cancelled after {idle_timeout:g} s without progress or a result"
-    return ErrorData(code=REQUEST_TIMEOUT, message=f"{_described(call)} {text}")
+    return ErrorData(code=REQUEST_TIMEOUT, message=f"{_describe(call)} {text}")
 
 
 # On the owner
@@ -268,7 +268,7 @@ async def handle(
     try:
         return reply.encode()
     except PydanticSerializationError as error:
-        logger.error("the result of %s cannot be encoded: %s", _described(call), error)
+        logger.error("the result of %s cannot be encoded: %s", _describe(call), error)
         return _Reply(error=ErrorData(code=INTERNAL_ERROR, message="Internal server error")).encode()
 
 
@@ -298,7 +298,7 @@ def _error_data(error: Exception, call: _Request) -> ErrorData:
         return modern_error_data(error)
     if (data := handler_exception_to_error_data(error)) is not None:
         return data
-    logger.error("%s failed", _described(call), exc_info=error)
+    logger.error("%s failed", _describe(call), exc_info=error)
     return ErrorData(code=0, message=str(error))
 
 

@@ -23,8 +23,7 @@ __all__ = ["Table", "find_stream"]
 HEARTBEAT = 0.5
 """Seconds between two messages of an idle consumer."""
 MISSED_HEARTBEATS = 4
-"""Heartbeats that are missing in a row until the consumer counts as lost: 2 s. With fewer, a busy event loop would lose
-it."""
+"""Heartbeats in a row without which the consumer counts as lost: 2 s. Fewer could be the delay of a busy event loop."""
 MARKER_TTL = 600
 """Seconds for which a deletion stays in the stream: longer than the server keeps a connection that does not respond."""
 CONSUMER_TTL = 5
@@ -84,7 +83,7 @@ class Table:
         """The long keys by subject, because the server's marker of an expired key has no `KEY_HEADER`."""
         self._queue: deque[Msg] = deque()
         self._received = asyncio.Event()
-        self._broken: str | None = None
+        self._close_reason: str | None = None
         self._start = 0
         """The order of an entry is this plus its sequence in the stream."""
 
@@ -160,7 +159,7 @@ class Table:
 
     def close(self, reason: str) -> None:
         """Fail the writes that wait. The next connection deletes the consumer."""
-        self._broken = reason
+        self._close_reason = reason
         for ack in self._acks.values():
             if not ack.done():
                 ack.set_result(_Ack(problem=reason))
@@ -323,8 +322,8 @@ class Table:
         return _Message(self._subject + encoded, value, headers or None)
 
     async def _publish(self, message: _Message) -> asyncio.Future[_Ack]:
-        if self._broken is not None:
-            raise Unavailable(self._broken)
+        if self._close_reason is not None:
+            raise Unavailable(self._close_reason)
         self._count += 1
         reply = f"{self._inbox}.ack.{self._count}"
         ack = self._acks[reply] = asyncio.get_running_loop().create_future()

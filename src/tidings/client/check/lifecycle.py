@@ -1,4 +1,4 @@
-"""Check the end of sessions and processes: unknown sessions, slow readers, SIGTERM, tokens that expire."""
+"""Check sessions and processes: unknown sessions, slow readers, SIGTERM, tokens that expire."""
 
 from __future__ import annotations
 

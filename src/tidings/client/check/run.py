@@ -80,7 +80,7 @@ class Run:
         self.before: dict[Session, dict[str, Listing]] = {}
         """The lists of the first session of each era, before anything else."""
         self.contents: dict[str, Any] = {}
-        """The contents of those resources. Resources whose content differs with each read are left out."""
+        """The contents of these resources, except for those that differ between two reads."""
         self._stack = AsyncExitStack()
         self._counts: dict[str, int] = {}
 
