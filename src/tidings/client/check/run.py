@@ -80,7 +80,7 @@ class Run:
         self.before: dict[Session, dict[str, Listing]] = {}
         """The lists of the first session of each era, before anything else."""
         self.contents: dict[str, Any] = {}
-        """The contents of these resources, except for those that differ between two reads."""
+        """The contents of those resources that are the same whenever they are read."""
         self._stack = AsyncExitStack()
         self._counts: dict[str, int] = {}
 
