@@ -467,7 +467,7 @@ async def test_a_call_without_progress_ends_with_an_error_after_the_timeout(mode
 
 
 @pytest.mark.anyio
-async def test_a_call_to_an_owner_that_has_stopped_to_work_ends_after_the_timeout() -> None:
+async def test_a_call_to_an_owner_that_hangs_ends_after_the_timeout() -> None:
     async def freeze(request: bytes, on_progress: OnProgress) -> bytes:
         await anyio.sleep_forever()
         return b""
@@ -550,7 +550,7 @@ async def test_the_client_learns_what_is_too_large_for_nats(nats_url: str) -> No
 
 @pytest.mark.anyio
 async def test_a_call_is_forwarded_once_only() -> None:
-    """Two replicas that take each other for the owner: the second one answers with the error of the SDK."""
+    """If each of two replicas regards the other as the owner, the second one answers with the error of the SDK."""
     second: MCPServer[Any] = MCPServer(NAME, log_level="CRITICAL")
     async with replicas(second) as (front, _, cluster), Client(front, mode="legacy") as client:
         back = Forwarding(cluster.backends["owner"], ["front"])

@@ -202,7 +202,7 @@ async def test_legacy_session_continues_on_another_replica_with_its_uris(http: h
             assert await next_change(stream) == ("resources/updated", ["updated board://sprint"], True)
 
 
-async def test_newer_connection_on_another_replica_has_the_name(join: Join, http: httpx2.AsyncClient) -> None:
+async def test_newer_connection_on_another_replica_replaces_the_older_one(join: Join, http: httpx2.AsyncClient) -> None:
     async with AsyncExitStack() as stack:
         here, there = await stack.enter_async_context(replicas(join, 2))
         one, other = [await stack.enter_async_context(serving(live, http)) for live in (here, there)]
@@ -221,7 +221,7 @@ async def test_newer_connection_on_another_replica_has_the_name(join: Join, http
 
 
 async def test_client_of_a_lost_replica_misses_nothing(http: httpx2.AsyncClient) -> None:
-    """The client has read a change that its replica could not write, and which was undone. So it must refetch."""
+    """The client has read a change that its replica could not write. The change is lost, so the client must refetch."""
     table = MemoryTable()
     backend = MemoryBackend(table)
     async with AsyncExitStack() as stack:

@@ -1,4 +1,4 @@
-"""NATS as a backend: faults of the server and of the network, security, and what is left behind."""
+"""NATS as a backend: faults of the server and of the network, security, and the cleanup of consumers and processes."""
 
 from __future__ import annotations
 

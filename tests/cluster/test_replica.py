@@ -123,7 +123,7 @@ async def test_same_change_on_all_replicas_is_notified_once() -> None:
             assert len({notification.version.digest for notification in member.told}) == len(member.told) == 2
 
 
-async def test_item_goes_with_its_last_owner() -> None:
+async def test_item_is_removed_with_its_last_owner() -> None:
     async with members(2) as replicas, Member(replicas[0].backend.table).serve() as third:
         add(third, "alone")
         add(third, "both")

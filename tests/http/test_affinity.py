@@ -92,7 +92,7 @@ class InTurn(httpx2.AsyncBaseTransport):
 
 @pytest.mark.parametrize("start", [0, 1])
 async def test_sdk_client_uses_its_session_on_every_worker(tmp_path: Path, start: int) -> None:
-    """With one start, a worker gets the POST requests of the other's sessions; with the other, the GET streams too."""
+    """With `start` 0 or 1, requests reach the worker without the session: only POST, or GET streams too."""
     lives = [Live(example_server()) for _ in range(2)]
     async with two([live.http_app() for live in lives], tmp_path) as workers:
         urls = [worker.url for worker in workers]

@@ -37,7 +37,7 @@ def check(
         str | None,
         typer.Option(
             help="Make one change with this shell command, or with this tool of the server (NAME, or NAME {JSON}), and "
-            "check that each session is told. It runs twice.",
+            "check that each session is told. It may run twice.",
             metavar="CMD|TOOL",
         ),
     ] = None,

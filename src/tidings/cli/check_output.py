@@ -1,6 +1,6 @@
 """The output of `tidings check`: lines for people, JSON and SARIF for programs, and the progress on a terminal.
 
-A server chooses names and messages. No line contains its control characters.
+A server chooses names and messages, so their control characters are escaped.
 """
 
 from __future__ import annotations

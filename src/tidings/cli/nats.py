@@ -42,7 +42,7 @@ class NatsOptions(NamedTuple):
 def open_nats(
     nats: str, credentials: Path | None, folder: Path, *, keeps_data: bool
 ) -> Iterator[tuple[NatsOptions, Callable[[], None]]]:
-    """Yield how to connect to NATS, and a function that starts the embedded server again if it has ended.
+    """Yield the options to connect to NATS, and a function that starts the embedded server again if it has ended.
 
     `nats` is a URL or "embedded". `folder` is the workspace, in which the embedded server keeps its data."""
     try:

@@ -1,9 +1,9 @@
 """The worker processes of `tidings serve --workers N`.
 
-The parent forks the workers, which share its listening socket, starts a worker again that has ended, and ends all of
-them on SIGTERM and SIGINT. It runs no code of the workspace and starts no thread, so it can fork at any time; a fork
-shares the memory of the imported modules, and starts in milliseconds. Workers end with their parent, however it ends:
-each has a thread that waits for the end of a pipe.
+The parent forks the workers, which share its listening socket. It starts a worker again that has ended, and ends all of
+them on SIGTERM and SIGINT. It runs no code of the workspace and starts no thread, so it can fork at any time. A fork
+shares the memory of the imported modules, and starts in milliseconds. Workers end with their parent, also after
+`kill -9`: each has a thread that waits until the parent's end of a pipe is closed.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ _STOP_TIMEOUT = 5.0
 """Seconds until workers are killed. They exit by themselves after three."""
 
 _STABLE = 10.0
-"""Seconds after which the end of a worker is an accident, and no delay is needed before it starts again."""
+"""A worker that ran for so many seconds starts again after `_FIRST_DELAY`."""
 
 _FIRST_DELAY, _LONGEST_DELAY = 0.1, 10.0
-"""Seconds before a worker starts again that has ended soon: it would probably end again, and use the whole CPU."""
+"""Seconds before a worker starts again. The delay doubles if it ends soon, so that it does not use the whole CPU."""
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD) if os.name == "posix" else ()
 
 
 class Worker(NamedTuple):
-    """What a worker process gets from its parent."""
+    """The arguments that a worker process gets from its parent."""
 
     name: str
     sockets: dict[str, str]
@@ -54,7 +54,7 @@ class Worker(NamedTuple):
     listener: socket.socket
     """The Unix socket of this worker, through which the others pass requests."""
     report: Callable[[dict[str, Any]], None]
-    """Tells the parent that this worker accepts connections, and what it serves."""
+    """Tell the parent that this worker accepts connections, and which items it serves."""
 
     @property
     def is_first(self) -> bool:
@@ -159,7 +159,7 @@ class _Parent:
 
     def supervise(self) -> None:
         gc.collect()
-        gc.freeze()  # the collector of a worker then does not write to the memory that all share
+        gc.freeze()  # so that the garbage collector of a worker does not copy the shared memory
         try:
             while True:
                 self._start_due()
@@ -189,7 +189,7 @@ class _Parent:
                 self._start(process)
 
     def _wait(self, timeout: float | None) -> bool:
-        """Handle what happens next, and return whether to stop."""
+        """Wait for a signal or a report, and handle it. Return whether to stop."""
         for key, _ in self._selector.select(timeout):
             if key.data is not None:
                 self._read_report(key.data, key.fd)
@@ -305,7 +305,7 @@ class _Parent:
         finally:
             with suppress(OSError):
                 sys.stdout.flush()
-            exit_process(status)  # not the usual way: the rest of the stack belongs to the parent
+            exit_process(status)  # without unwinding the stack, which belongs to the parent
 
     def _end_with_parent(self) -> None:
         os.read(self._alive[0], 1)

@@ -1,4 +1,4 @@
-"""Several processes or machines that serve one catalog."""
+"""Serve one catalog from several processes or machines."""
 
 from typing import TYPE_CHECKING, Any
 

@@ -35,11 +35,11 @@ class TooLarge(Unavailable):
 
 
 class CallFailed(TidingsError):
-    """A call to another replica got no reply: the replica is gone, or the timeout is over."""
+    """A call to another replica has no result: the replica is gone, its handler failed, or the timeout has expired."""
 
 
 class NotDelivered(CallFailed):
-    """The replica never got the call, so another one can be called instead."""
+    """The replica never got the call, so the caller can call another replica."""
 
 
 class CallTooLarge(CallFailed):
@@ -58,36 +58,38 @@ class Write(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """The present value of a key, as the watcher sees it."""
+    """The current value of a key, as the watcher sees it."""
 
     key: str
     value: bytes | None
     """None if the key was deleted or has expired."""
     order: int
-    """A number that grows with each write, also after the table was lost and created again."""
+    """The position of the write among all writes. It grows with each write, also when the table is created again."""
 
 
 class Watcher(Protocol):
     """Gets the state of the table. All methods are called on the event loop of `Backend.run()`."""
 
     def load(self, epoch: str, entries: Sequence[Entry], order: int) -> None:
-        """Replace everything by this snapshot of the table. Called after the first connect, and whenever writes may
-        have been missed. `epoch` identifies the table: one that was created again has another. `order` is that of the
-        last write in the snapshot, or of the creation of an empty table."""
+        """Replace all entries by this snapshot of the table.
+
+        The backend calls this after the first connect, and whenever the watcher may have missed writes. `epoch`
+        identifies the table: a table that was created again has a new epoch. `order` is the order of the last write in
+        the snapshot, or that of the creation of an empty table."""
 
     def apply(self, entries: Sequence[Entry]) -> None:
-        """Apply writes that came after the snapshot, in order. The own writes of this replica come this way too.
+        """Apply writes that came after the snapshot, in order. They include the writes of this replica.
 
-        A write may be skipped if a later one of the same key follows."""
+        The backend may skip a write if a later write of the same key follows."""
 
     def lose(self, reason: str) -> None:
-        """Continue without the backend. `load` or `apply` follows when it is back."""
+        """Continue without the backend. It calls `load` or `apply` when it can be reached again."""
 
 
 OnProgress = Callable[[bytes], None]
 CallHandler = Callable[[bytes, OnProgress], Awaitable[bytes]]
-"""Handles a call from another replica and returns its reply; may send progress before. It is cancelled if the caller
-cancels or goes away, or if the timeout is over."""
+"""Handle a call from another replica, and return the reply. It may send progress before that. The backend cancels it if
+the caller cancels or disconnects, or if the timeout expires."""
 
 
 class Backend(Protocol):
@@ -97,8 +99,8 @@ class Backend(Protocol):
         It retries forever with back-off while the backend cannot be reached. On cancellation it disconnects."""
 
     async def write(self, writes: Sequence[Write]) -> list[int | None]:
-        """Write in the given order. Return the order of each entry when all are stored; None for a write that did not
-        find the `expected` entry. Raise `Unavailable` if it is not certain that all are stored."""
+        """Store the writes one after the other. When all are stored, return the `order` of each new entry, or None for
+        a write that did not find its `expected` entry. Raise `Unavailable` if some may not be stored."""
 
     # The timeout is a parameter because the handler on the other replica gets it too.
     async def call(self, replica: str, request: bytes, on_progress: OnProgress, timeout: float) -> bytes:  # noqa: ASYNC109

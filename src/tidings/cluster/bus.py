@@ -1,8 +1,8 @@
-"""The SDK's `SubscriptionBus` over NATS, for plain SDK servers with several replicas that want nothing else of Tidings.
+"""The SDK's `SubscriptionBus` over NATS, for servers of the SDK that use no other part of Tidings.
 
-Only events are shared, not the lists and not the content: each replica must have these already. Nothing is stored.
-After a lost connection, every listener gets an event for each list, because one may have been missed; a missed update
-of a resource is not repaired.
+The replicas share only events, not lists or contents: each replica must have these already. Nothing is stored. After a
+lost connection, the bus sends every listener one event per list, because it may have missed one. The bus does not
+repeat a missed update of a resource.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from mcp.server.subscriptions import (
 )
 
 from tidings.cluster.nats_client import Client, Lost, Msg, NatsError, Options, connect
-from tidings.cluster.nats_names import token as name_token
+from tidings.cluster.nats_names import encode_name
 
 __all__ = ["NatsSubscriptionBus"]
 
@@ -46,7 +46,7 @@ _LISTS: dict[str, type[ToolsListChanged | PromptsListChanged | ResourcesListChan
 
 
 class NatsSubscriptionBus:
-    """Share the events of `MCPServer(subscriptions=bus)` with all replicas that use the same `name` and `prefix`.
+    """Share the events of `MCPServer(subscriptions=bus)` with all replicas that use this `name` and `prefix`.
 
     It connects when the first listener subscribes or the first event is published. `publish` delivers to the listeners
     of this replica at once, also without NATS. Call `close`, or use it as an async context manager, to disconnect.
@@ -64,7 +64,7 @@ class NatsSubscriptionBus:
     ) -> None:
         self._options = Options.parse(url, credentials, token, tls)
         self._name = name
-        self._base = f"{name_token(prefix)}.{name_token(name)}"
+        self._base = f"{encode_name(prefix)}.{encode_name(name)}"
         self._listeners: dict[object, Callable[[ServerEvent], None]] = {}
         self._task: asyncio.Task[None] | None = None
         self._client: Client | None = None
@@ -72,7 +72,7 @@ class NatsSubscriptionBus:
         self._ready = asyncio.Event()
         """Set when the first attempt to connect has ended."""
         self.undecodable = 0
-        """The messages that were skipped because they could not be decoded."""
+        """The number of messages that were skipped because they could not be decoded."""
 
     async def publish(self, event: ServerEvent) -> None:
         """Deliver the event to the listeners of this replica, and send it to the others if NATS can be reached."""
@@ -154,7 +154,7 @@ class NatsSubscriptionBus:
             delay = min(delay * 2, LONGEST_DELAY)
 
     async def _connect(self, closed: asyncio.Event) -> Client:
-        # Without an echo, because `publish` delivers to the own listeners. A short ping finds a silent connection.
+        # No echo, because `publish` delivers to the listeners of this replica. Frequent pings detect a dead connection.
         client = await connect(
             self._options, f"tidings {self._name} bus", f"{self._base}.inbox", closed.set, no_echo=True, ping_interval=2
         )

@@ -1,11 +1,11 @@
-"""Calls that arrive at a replica without the handler, and are forwarded to a replica that has it: the owner.
+"""Forward a call to a replica that has the handler: the owner of the item.
 
 The replica that the client is connected to sends a request. The owner sends any number of messages for the client
 (progress, log messages) and one reply. The owner runs the request through its own middleware and handlers, with the
-caller's principal. The raw access token and the HTTP headers of the caller stay where they are.
+caller's principal. It does not get the caller's access token and HTTP headers.
 
-A forwarded handler cannot send requests to the client (sampling, elicitation and roots of the handshake versions).
-Elicitation of version 2026-07-28 is part of results, and is not limited. This module does not choose the owner.
+The handler of a forwarded call cannot send requests to a legacy client (sampling, elicitation and roots). Elicitation
+of version 2026-07-28 is part of the result, so it works. `middleware.py` chooses the owner.
 """
 
 from __future__ import annotations
@@ -55,20 +55,20 @@ _MAX_DURATION = 86_400.0
 """Seconds that a call with progress may take. The idle timeout ends all others."""
 
 _MAX_PENDING = 1000
-"""Messages for a client that does not read. It does not need each of them."""
+"""Messages that wait for a client that does not read. Later ones are dropped: progress and log messages may be lost."""
 
 _VERSION = 1
 """Changes only if an owner of the previous version would misunderstand a request. Unknown members are ignored."""
 
 _FAILURE = "forwarding"
-"""The name of failed calls in the metric of failures. An error of the handler is none of them."""
+"""The name of failed calls in the metric of failures. Errors of the handler are not counted."""
 
 _FORWARDED = "tidings.forwarded"
 """The key in the state of the connection of a forwarded request."""
 
 
 class _Encoded(BaseModel):
-    # As the SDK writes floats. Unknown members, which newer versions may send, are ignored.
+    # The SDK writes infinity and NaN in the same way. Unknown members, which newer versions may send, are ignored.
     model_config = ConfigDict(ser_json_inf_nan="constants")
 
     def encode(self, fallback: Callable[[Any], Any] | None = None) -> bytes:
@@ -98,7 +98,7 @@ class _Message(_Encoded):
     """Something that the handler sends to the client before its result."""
 
     channel: Literal["progress", "request", "connection"]
-    """`progress` has no token, because it also extends the timeout of a call whose client wants no progress."""
+    """A `progress` message has no token. It is also sent if the client wants no progress, to extend the timeout."""
     method: str = ""
     params: dict[str, Any] | None
 
@@ -108,7 +108,7 @@ class _Reply(_Encoded):
     result: dict[str, Any] | None = None
     error: ErrorData | None = None
     refusal: str | None = None
-    """Why the owner did not start the handler."""
+    """The reason why the owner did not start the handler."""
 
 
 def is_forwarded(ctx: Ctx) -> bool:
@@ -116,7 +116,7 @@ def is_forwarded(ctx: Ctx) -> bool:
     return _FORWARDED in internals.connection_of(ctx.session).state
 
 
-# The replica of the client
+# On the replica that the client is connected to
 
 
 async def forward(
@@ -151,21 +151,21 @@ async def forward(
         try:
             reply = await _call(backend, owner, request, ctx, counts, idle_timeout)
         except NotDelivered as error:
-            logger.info("%s was not delivered: %s", _described(ctx), error)
+            logger.info("%s was not delivered: %s", _describe(ctx), error)
             continue
         if reply.refusal is not None:
-            logger.warning("the replica %s refused %s: %s", owner, _described(ctx), reply.refusal)
+            logger.warning("the replica %s refused %s: %s", owner, _describe(ctx), reply.refusal)
             continue
         if reply.error is not None:
             raise MCPError.from_error_data(reply.error)
         return reply.result
-    raise MCPError(INTERNAL_ERROR, f"{_described(ctx)} was not run: no replica that has it can be reached; try again")
+    raise MCPError(INTERNAL_ERROR, f"{_describe(ctx)} was not run: no replica that has it can be reached; try again")
 
 
 def _with_trace(params: Mapping[str, Any] | None, trace: Mapping[str, str] | None) -> dict[str, Any] | None:
-    """Return the params with the current trace instead of that of the client, which the current one continues."""
+    """Return the params with the current trace context instead of the client's, which is its parent."""
     meta = (params or {}).get("_meta") or {}
-    if trace is None or not isinstance(meta, dict):  # the owner's SDK refuses the latter
+    if trace is None or not isinstance(meta, dict):  # the owner's SDK refuses a `_meta` that is not an object
         return dict(params) if params is not None else None
     others = {key: value for key, value in meta.items() if key not in ("traceparent", "tracestate")}
     return {**(params or {}), "_meta": {**others, **trace}}
@@ -181,7 +181,7 @@ async def _call(backend: Backend, owner: str, request: bytes, ctx: Ctx, counts: 
         with suppress(anyio.WouldBlock, anyio.ClosedResourceError):
             sender.send_nowait(message)
 
-    # The group waits until the client has all messages: they come before the result.
+    # The group waits until all messages are sent to the client, so that they come before the result.
     with receiver:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_send_messages, receiver, ctx.session, counts)
@@ -193,9 +193,9 @@ async def _call(backend: Backend, owner: str, request: bytes, ctx: Ctx, counts: 
     if isinstance(failure, NotDelivered):
         raise failure
     if isinstance(failure, CallTooLarge):
-        raise MCPError(INVALID_PARAMS, f"{_described(ctx)} was not run: {failure}")
+        raise MCPError(INVALID_PARAMS, f"{_describe(ctx)} was not run: {failure}")
     if failure is not None:
-        message = f"{_described(ctx)} was forwarded to another replica, and may have run, but has no result: {failure}"
+        message = f"{_describe(ctx)} was forwarded to another replica, and may have run, but has no result: {failure}"
         counts.failures[_FAILURE] += 1
         logger.warning("%s", message)
         raise MCPError(INTERNAL_ERROR, message) from failure
@@ -206,8 +206,8 @@ async def _call(backend: Backend, owner: str, request: bytes, ctx: Ctx, counts: 
         return _Reply.model_validate_json(reply)
     except ValidationError as error:
         counts.failures[_FAILURE] += 1
-        logger.error("the replica %s sent a reply to %s that cannot be decoded: %s", owner, _described(ctx), error)
-        message = f"{_described(ctx)} has run on another replica, whose reply cannot be decoded"
+        logger.error("the replica %s sent a reply to %s that cannot be decoded: %s", owner, _describe(ctx), error)
+        message = f"{_describe(ctx)} has run on another replica, whose reply cannot be decoded"
         raise MCPError(INTERNAL_ERROR, message) from None
 
 
@@ -223,23 +223,23 @@ async def _send_messages(
                 await internals.notify_request(session, message.method, message.params)
             else:
                 await internals.connection_of(session).notify(message.method, message.params)
-        except ValidationError:  # of a newer version, which may send more kinds of messages
+        except ValidationError:  # a newer version may send other kinds of messages
             counts.failures[_FAILURE] += 1
         except Exception as error:  # a closed connection of the client must not make the call fail
             logger.debug("a message of another replica could not be sent to the client: %r", error)
 
 
-def _described(call: Ctx | _Request) -> str:
+def _describe(call: Ctx | _Request) -> str:
     name, uri = (call.params or {}).get("name"), (call.params or {}).get("uri")
     return f"{call.method} {redact_uri(uri) if isinstance(uri, str) else name!r}"
 
 
 def _timeout_error(call: Ctx | _Request, idle_timeout: float) -> ErrorData:
     text = f"runs on another replica, and was cancelled after {idle_timeout:g} s without progress or a result"
-    return ErrorData(code=REQUEST_TIMEOUT, message=f"{_described(call)} {text}")
+    return ErrorData(code=REQUEST_TIMEOUT, message=f"{_describe(call)} {text}")
 
 
-# The owner
+# On the owner
 
 
 async def handle(
@@ -268,7 +268,7 @@ async def handle(
     try:
         return reply.encode()
     except PydanticSerializationError as error:
-        logger.error("the result of %s cannot be encoded: %s", _described(call), error)
+        logger.error("the result of %s cannot be encoded: %s", _describe(call), error)
         return _Reply(error=ErrorData(code=INTERNAL_ERROR, message="Internal server error")).encode()
 
 
@@ -298,13 +298,13 @@ def _error_data(error: Exception, call: _Request) -> ErrorData:
         return modern_error_data(error)
     if (data := handler_exception_to_error_data(error)) is not None:
         return data
-    logger.error("%s failed", _described(call), exc_info=error)
+    logger.error("%s failed", _describe(call), exc_info=error)
     return ErrorData(code=0, message=str(error))
 
 
 def _http_request(user: AuthenticatedUser | None) -> Request:
-    """Return a request with the caller, and without headers. A handler must not take the caller for a local one, as on
-    stdio, where there is no request."""
+    """Return a request with the caller and without headers. Without a request, as on stdio, a handler would treat the
+    caller as local."""
     scope: dict[str, Any] = {"type": "http", "method": "POST", "path": "/", "query_string": b"", "headers": []}
     if user is not None:
         scope |= {"user": user, "auth": AuthCredentials(user.scopes)}

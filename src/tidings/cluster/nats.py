@@ -16,7 +16,7 @@ from pathlib import Path
 from tidings.cluster.backend import CallHandler, NotDelivered, OnProgress, Unavailable, Watcher, Write
 from tidings.cluster.nats_calls import Calls
 from tidings.cluster.nats_client import Client, Lost, Options, Refused, connect, request_json
-from tidings.cluster.nats_names import token as name_token
+from tidings.cluster.nats_names import encode_name
 from tidings.cluster.nats_table import Table, find_stream
 
 __all__ = ["Nats"]
@@ -27,16 +27,16 @@ FIRST_DELAY = 0.1
 LONGEST_DELAY = 1.0
 """Seconds between two attempts: a replica must be back soon after NATS is, and one attempt costs little."""
 STABLE = 5.0
-"""Seconds after which a connection counts as good, so that the delay starts again with the first."""
+"""A connection that lasted for so many seconds resets the delay to `FIRST_DELAY`."""
 
 
 class Nats:
     """Share the catalog of a server with its replicas through NATS with JetStream.
 
     `url` is `nats://HOST:PORT` or `tls://HOST:PORT`, or several with commas between them; it may have a user and a
-    password, or a token. `credentials` is the path of a .creds file. With `tls` or `tls://`, nothing secret is sent to
-    a server without TLS. All subjects and buckets start with `prefix`. `copies` is the number of NATS servers that
-    store the table, if it does not exist yet.
+    password, or a token. `credentials` is the path of a .creds file. With `tls` or `tls://`, no secret is sent to a
+    server without TLS. All subjects and buckets start with `prefix`. `copies` is the number of NATS servers that store
+    a new table; it does not change an existing one.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Nats:
         copies: int = 1,
     ) -> None:
         self._options = Options.parse(url, credentials, token, tls)
-        self._prefix = name_token(prefix)
+        self._prefix = encode_name(prefix)
         self._copies = copies
         self._table: Table | None = None
         self._calls: Calls | None = None
@@ -58,7 +58,7 @@ class Nats:
         self._old_consumers: set[str] = set()
         self._reason = "the cluster is not started"
         self.undecodable = 0
-        """The messages that were skipped because they could not be decoded."""
+        """The number of messages that were skipped because they could not be decoded."""
 
     async def run(self, name: str, replica: str, watcher: Watcher, handler: CallHandler) -> None:
         loop = asyncio.get_running_loop()
@@ -99,7 +99,7 @@ class Nats:
 
     async def has_server(self, name: str) -> bool:
         """Return whether a server has a table. Raise `Unavailable`."""
-        server = name_token(name)
+        server = encode_name(name)
         async with self._connected(f"{self._prefix}.{server}.inbox") as client:
             return await find_stream(client, f"KV_{self._prefix}-{server}") is not None
 
@@ -119,7 +119,7 @@ class Nats:
     async def _serve(self, name: str, replica: str, watcher: Watcher, handler: CallHandler) -> None:
         """Connect, and serve until the connection is lost."""
         closed = asyncio.Event()
-        server = name_token(name)
+        server = encode_name(name)
         subject = f"{self._prefix}.{server}"
         client = await connect(self._options, f"tidings {name} {replica}", f"{subject}.inbox", closed.set)
         table = Table(client, f"{self._prefix}-{server}", self._copies, self._old_consumers, self._count_undecodable)
@@ -141,7 +141,7 @@ class Nats:
             await watching
         except Lost as error:
             reason = str(error)
-        except Exception as error:  # such as one of nats-py or of the watcher; the next connection starts afresh
+        except Exception as error:  # an error of nats-py or of the watcher; the next connection loads the table
             reason = f"{type(error).__name__}: {error}"
             logger.exception("the connection to NATS ended unexpectedly")
         finally:
@@ -166,7 +166,7 @@ class Nats:
         logger.info("connected to NATS")
 
     def _lose(self, watcher: Watcher, reason: str) -> None:
-        """Report a loss, once until the table is loaded again."""
+        """Report the loss of the connection once, until the table is loaded again."""
         self._reason = f"NATS cannot be reached: {reason}"
         if not self._is_lost:
             self._is_lost = True

@@ -1,27 +1,28 @@
 """Calls between replicas over core NATS: requests, progress, replies and cancellation. Nothing is stored.
 
-A call does not survive the loss of a connection, because its messages may be lost with it. The handler sends a sign of
-life each second. So the caller notices a replica that was killed, and the handler a caller that was killed.
+A call fails with the connection, because its messages may be lost with it. The replica that handles a call sends a
+heartbeat each second. The caller notices that the replica was killed when no heartbeat comes. The replica notices that
+the caller was killed when NATS has no receiver for a heartbeat.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 from tidings.cluster.backend import CallFailed, CallHandler, CallTooLarge, NotDelivered, OnProgress
 from tidings.cluster.nats_client import Client, Msg, NatsError
-from tidings.cluster.nats_names import token
+from tidings.cluster.nats_names import encode_name
 
 __all__ = ["Calls"]
 
 logger = logging.getLogger(__name__)
 
-ALIVE_INTERVAL = 1.0
-"""Seconds between two signs of life of a handler."""
+HEARTBEAT_INTERVAL = 1.0
+"""Seconds between two heartbeats of a replica that handles a call."""
 SILENCE_LIMIT = 5.0
-"""Seconds without any message of the handler after which the caller takes the replica for lost."""
+"""Seconds without a message after which the caller gives the replica up as lost."""
 
 KIND = "Tidings-Kind"
 TIMEOUT = "Tidings-Timeout"
@@ -41,12 +42,12 @@ class Calls:
         self._inbox = client.new_inbox()
         self._count = 0
         self._callers: dict[str, asyncio.Queue[Msg | str]] = {}
-        """By reply subject. A text is the reason why no message follows."""
+        """The messages of each call in progress, by reply subject. A string is the reason why no message follows."""
         self._handling: dict[str, asyncio.Task[None]] = {}
-        """By the reply subject of the caller."""
+        """The tasks that handle calls, by the reply subject of the caller."""
 
     async def open(self) -> None:
-        replica = token(self._replica)
+        replica = encode_name(self._replica)
         await self._client.subscribe(f"{self._inbox}.reply.*", cb=self._receive)
         await self._client.subscribe(f"{self._inbox}.gone.*", cb=self._caller_gone)
         await self._client.subscribe(f"{self._subject}.call.{replica}", cb=self._start)
@@ -61,7 +62,7 @@ class Calls:
             task.cancel()
         await asyncio.gather(*handling.values(), return_exceptions=True)
         for reply in handling:
-            await self._try(self._publish(reply, b"it has left the cluster", "", {KIND: "error"}))
+            await self._try_publish(reply, b"it has left the cluster", headers={KIND: "error"})
 
     async def call(self, replica: str, request: bytes, on_progress: OnProgress, timeout: float) -> bytes:  # noqa: ASYNC109 – as in the protocol
         if len(request) > self._client.max_payload - 1024:  # for the headers
@@ -73,8 +74,8 @@ class Calls:
         has_ended = False
         try:
             async with asyncio.timeout(timeout):
-                await self._publish(
-                    f"{self._subject}.call.{token(replica)}", request, reply, {TIMEOUT: f"{timeout:.3f}"}
+                await self._client.publish(
+                    f"{self._subject}.call.{encode_name(replica)}", request, reply, {TIMEOUT: f"{timeout:.3f}"}
                 )
                 while True:
                     message = await _next(queue, replica)
@@ -97,7 +98,7 @@ class Calls:
         finally:
             del self._callers[reply]
             if not has_ended:
-                await self._try(self._publish(f"{self._subject}.cancel.{token(replica)}", reply.encode()))
+                await self._try_publish(f"{self._subject}.cancel.{encode_name(replica)}", reply.encode())
 
     async def _receive(self, message: Msg) -> None:
         queue = self._callers.get(message.subject)
@@ -122,7 +123,7 @@ class Calls:
             task.cancel()
 
     async def _caller_gone(self, message: Msg) -> None:
-        """Cancel a handler: NATS has no subscriber for its signs of life."""
+        """Cancel a handler: NATS has no receiver for its heartbeat."""
         number = message.subject.rpartition(".")[2]
         for task in self._handling.values():
             if task.get_name() == number:
@@ -150,28 +151,27 @@ class Calls:
             logger.exception("a call from another replica failed")
             kind, data = "error", str(error).encode(errors="replace")
         finally:
-            progress.put_nowait(None)  # not cancelled: nats-py may swallow that
+            progress.put_nowait(None)  # the sender is not cancelled, because nats-py may swallow a cancellation
             await sender
-        await self._try(self._publish(message.reply, data, "", {KIND: kind}))
+        await self._try_publish(message.reply, data, headers={KIND: kind})
 
     async def _send_progress(self, reply: str, number: str, progress: asyncio.Queue[bytes | None]) -> None:
         while True:
             try:
-                async with asyncio.timeout(ALIVE_INTERVAL):
+                async with asyncio.timeout(HEARTBEAT_INTERVAL):
                     data = await progress.get()
             except TimeoutError:
-                await self._try(self._publish(reply, b"", f"{self._inbox}.gone.{number}", {KIND: "alive"}))
+                await self._try_publish(reply, b"", f"{self._inbox}.gone.{number}", {KIND: "alive"})
             else:
                 if data is None:
                     return
-                await self._try(self._publish(reply, data, "", {KIND: "progress"}))
+                await self._try_publish(reply, data, headers={KIND: "progress"})
 
-    async def _publish(self, subject: str, data: bytes, reply: str = "", headers: dict[str, str] | None = None) -> None:
-        await self._client.publish(subject, data, reply, headers)
-
-    async def _try(self, publishing: Awaitable[None]) -> None:
+    async def _try_publish(
+        self, subject: str, data: bytes, reply: str = "", headers: dict[str, str] | None = None
+    ) -> None:
         try:
-            await publishing
+            await self._client.publish(subject, data, reply, headers)
         except NatsError:
             pass  # the connection is lost, or the progress is too large
 

@@ -1,7 +1,7 @@
 """One connection to NATS: its options, and a client that never reconnects by itself.
 
-A new connection with new subscriptions replaces a lost one, because the reconnect of nats-py resumes a consumer after
-the last sequence, and so skips a stream that was created again.
+A new connection with new subscriptions replaces a lost one. The reconnect of nats-py is not used: it resumes a consumer
+after the last sequence, and so skips the messages of a stream that was created again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NatsError = nats.errors.Error
 CONNECT_TIMEOUT = 2
 """Seconds for TCP, and for the first line of the server. The next attempt follows soon."""
 REQUEST_TIMEOUT = 2.0
-"""Seconds for a reply of JetStream. While a cluster elects a leader there is none, and the next attempt is sooner."""
+"""Seconds for a reply of JetStream. No reply comes while NATS elects a leader, so a short timeout retries sooner."""
 CLOSE_TIMEOUT = 1.0
 """Seconds to send what is buffered to a server that may be gone."""
 
@@ -95,7 +95,7 @@ def _check_credentials(path: Path) -> None:
 
 
 class Client(nats.aio.client.Client):
-    """The only place that uses private parts of nats-py."""
+    """A client of nats-py that requires TLS if told so. Only this class uses private names of nats-py."""
 
     def __init__(self, requires_tls: bool) -> None:
         super().__init__()
@@ -128,8 +128,8 @@ async def connect(options: Options, name: str, inbox: str, on_closed: Callable[[
     async def closed() -> None:
         on_closed()
 
-    async def notice(error: Exception) -> None:
-        """Ignore most errors that nats-py reports beside those that it raises: a lost connection ends with `closed`."""
+    async def on_error(error: Exception) -> None:
+        """Note that a subject is denied. Ignore other errors: nats-py also calls `closed` if the connection is lost."""
         if "permissions violation" in str(error).lower() and not client.denied.done():
             client.denied.set_result(str(error))
 
@@ -141,7 +141,7 @@ async def connect(options: Options, name: str, inbox: str, on_closed: Callable[[
             name=name,
             inbox_prefix=inbox,
             closed_cb=closed,
-            error_cb=notice,
+            error_cb=on_error,
             allow_reconnect=False,
             max_reconnect_attempts=1,  # of this call; 0 would mean without end
             reconnect_time_wait=cast("int", 0.05),

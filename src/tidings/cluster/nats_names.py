@@ -1,11 +1,11 @@
-"""The names that Tidings uses in NATS: of streams and subjects, and the keys of a table as subjects."""
+"""Encode names and keys as names of streams and tokens of subjects in NATS."""
 
 from __future__ import annotations
 
 import hashlib
 import re
 
-__all__ = ["KEY_HEADER", "SubjectError", "decode_key", "encode_key", "token"]
+__all__ = ["KEY_HEADER", "SubjectError", "decode_key", "encode_key", "encode_name"]
 
 KEY_HEADER = "Tidings-Key"
 """The encoded key of a message whose subject has only its digest."""
@@ -20,11 +20,11 @@ _ESCAPE = re.compile(rb"=([0-9A-F]{2})")
 
 
 class SubjectError(ValueError):
-    """A subject is no key that `encode_key` returns."""
+    """A subject was not made by `encode_key`."""
 
 
-def token(text: str) -> str:
-    """Return a name for a stream, or for one token of a subject: the text itself if it is allowed there."""
+def encode_name(text: str) -> str:
+    """Return the text as the name of a stream or one token of a subject: unchanged if it is valid there."""
     if re.fullmatch(rf"[A-Za-z0-9_-]{{1,{_LONGEST_TOKEN}}}", text):
         return text
     digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]

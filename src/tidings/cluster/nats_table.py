@@ -1,4 +1,4 @@
-"""A table in NATS: a stream that is a key-value bucket, written and watched through one connection.
+"""Write and watch a table in NATS, a stream that is a key-value bucket, through one connection.
 
 The server deletes expired keys, and leaves a marker in the stream. So all watchers see an expiry in the same order as
 the writes. The commands `nats kv` can read the bucket; its keys are encoded (`nats_names`).
@@ -23,7 +23,7 @@ __all__ = ["Table", "find_stream"]
 HEARTBEAT = 0.5
 """Seconds between two messages of an idle consumer."""
 MISSED_HEARTBEATS = 4
-"""In a row, so silence is noticed after 2 s. Fewer would take a busy event loop for a lost consumer."""
+"""Heartbeats in a row without which the consumer counts as lost: 2 s. Fewer could be the delay of a busy event loop."""
 MARKER_TTL = 600
 """Seconds for which a deletion stays in the stream: longer than the server keeps a connection that does not respond."""
 CONSUMER_TTL = 5
@@ -40,7 +40,6 @@ _NO_SEQUENCE = 1 << 62
 
 
 class _Message(NamedTuple):
-    key: str
     subject: str
     value: bytes
     headers: dict[str, str] | None
@@ -58,12 +57,12 @@ async def find_stream(client: Client, name: str) -> dict[str, Any] | None:
 
 class _Ack(NamedTuple):
     sequence: int | None = None
-    """That of the stored message; None if the write did not find the expected entry."""
+    """The sequence of the stored message; None if the write did not find the expected entry."""
     problem: str | None = None
 
 
 class Table:
-    """Read and write the bucket over one connection, until that is lost. Then it is of no more use."""
+    """Read and write the bucket over one connection. A new connection needs a new object."""
 
     def __init__(
         self, client: Client, bucket: str, copies: int, old_consumers: set[str], on_undecodable: Callable[[], None]
@@ -75,16 +74,16 @@ class Table:
         self._on_undecodable = on_undecodable
         self._inbox = client.new_inbox()
         self._old_consumers = old_consumers
-        """Those of earlier connections that could not be deleted."""
+        """The consumers of earlier connections that could not be deleted."""
         self._consumer: str | None = None
         self._lock = asyncio.Lock()
         self._acks: dict[str, asyncio.Future[_Ack]] = {}
         self._count = 0
         self._long_keys: dict[str, str] = {}
-        """By subject, because the marker of an expired key has no header of ours."""
+        """The long keys by subject, because the server's marker of an expired key has no `KEY_HEADER`."""
         self._queue: deque[Msg] = deque()
         self._received = asyncio.Event()
-        self._broken: str | None = None
+        self._close_reason: str | None = None
         self._start = 0
         """The order of an entry is this plus its sequence in the stream."""
 
@@ -132,7 +131,7 @@ class Table:
                     snapshot.pop(entry.key, None)
                     if entry.value is not None:
                         snapshot[entry.key] = entry
-                # Only now does it have every key: one that is written meanwhile moves to the end of the stream.
+                # The snapshot is complete only now: a key that is written meanwhile moves to the end of the stream.
                 if is_idle:
                     on_load()
                     watcher.load(created, list(snapshot.values()), start + last)
@@ -160,7 +159,7 @@ class Table:
 
     def close(self, reason: str) -> None:
         """Fail the writes that wait. The next connection deletes the consumer."""
-        self._broken = reason
+        self._close_reason = reason
         for ack in self._acks.values():
             if not ack.done():
                 ack.set_result(_Ack(problem=reason))
@@ -320,11 +319,11 @@ class Table:
                 f"{write.key} has {size:,} bytes, more than the {self._client.max_payload:,} that the NATS server"
                 " accepts (max_payload)"
             )
-        return _Message(write.key, self._subject + encoded, value, headers or None)
+        return _Message(self._subject + encoded, value, headers or None)
 
     async def _publish(self, message: _Message) -> asyncio.Future[_Ack]:
-        if self._broken is not None:
-            raise Unavailable(self._broken)
+        if self._close_reason is not None:
+            raise Unavailable(self._close_reason)
         self._count += 1
         reply = f"{self._inbox}.ack.{self._count}"
         ack = self._acks[reply] = asyncio.get_running_loop().create_future()

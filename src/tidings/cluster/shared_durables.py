@@ -1,11 +1,11 @@
 """The durable subscriptions and webhooks of a cluster: one entry `durable/[OWNER, NAME]` of the table for each.
 
-An entry has the record of a subscription, and its holder: the replica to which its client is connected, or that
-delivers its webhook. A connection takes the subscription over, from any replica. An active webhook always has a holder.
-If that leaves, all others choose the same successor, because they see the same replicas in the same order.
+An entry has the record of a subscription, and its holder: the replica that the client is connected to, or that
+delivers the webhook. When the client connects to another replica, that becomes the holder. An active webhook always has
+a holder. If the holder leaves, all others choose the same successor, because they see the same replicas.
 
-Each write is compare-and-set. A replica that finds another entry than it expected merges: of the holder count the
-told versions, and of a later put or connection the rest. Then it writes again.
+Each write is a compare-and-set. If a replica finds another entry than it expected, it merges both and writes again: the
+told versions come from the holder, the other fields from the later put or connection.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ KIND = "durable/"
 """The start of the keys."""
 
 _BATCH_DELAY = 0.05
-"""Seconds between two batches: many changes are few requests."""
+"""Seconds between two batches, so that many changes need few requests."""
 
 _BATCH_SIZE = 200
-"""Subscriptions that are encoded without a pause: a few milliseconds."""
+"""Subscriptions that are encoded without a pause, which takes a few milliseconds."""
 
 _LOCK_PAUSE = 0.0005
 """Seconds for which the catalog's lock is free between two slices of durable subscriptions."""
 
 _PROGRESS_DELAY = 1.0
-"""Seconds until told versions are written: a busy webhook is written once in this time. What was delivered since then
-may be delivered again by the next holder."""
+"""Seconds between two writes of the told versions of a busy webhook. After a crash, the next holder may repeat the
+deliveries since the last write."""
 
 _SETTLE_TIME = 3.0
 """Seconds after the table was loaded in which no replica counts as gone: NATS may have restarted, and the others write
 their entries again."""
 
 _CLIENT_TIME = 60.0
-"""Seconds for which a replica that is gone may come back, and its clients stay connected to it."""
+"""Seconds after which the clients of a replica that is gone count as disconnected. It may come back before."""
 
 _RETRY_DELAY = 1.0
 
@@ -77,7 +77,7 @@ class _Pending(NamedTuple):
     key: Key
     write: Write
     seen: _Seen
-    """What the write leads to. Its order is not known yet."""
+    """The entry that results from the write. Its order is 0 until the write is stored."""
     change: int | None
 
 
@@ -86,7 +86,7 @@ _decode_value = msgspec.json.Decoder(_Value).decode
 
 
 class SharedDurables:
-    """Keeps the durable subscriptions of one replica and the table equal. The registry calls it as its `sharing`."""
+    """Synchronize the durable subscriptions of one replica with the table. The registry calls it as its `sharing`."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class SharedDurables:
         self._lost: dict[Key, str | None] = {}
         """The holders of the subscriptions that were lost with the table, and are to be written again."""
         self._changed: dict[Key, int] = {}
-        """The subscriptions that were put, removed or connected here, until that is in the table; with a number."""
+        """The subscriptions whose put, removal or connection here is not written yet, with the number of the change."""
         self._changes = 0
         self._gone: dict[str, float] = {}
         """The holders that are gone, and since when."""
@@ -116,7 +116,7 @@ class SharedDurables:
         self._settled_at = 0.0
         self._loads = 0
         self._deferred: list[Entry] | None = None
-        """The entries that came during a write of this replica, of which the order is not known yet."""
+        """The entries that came while a write of this replica has no order yet; None if there is no such write."""
         self._has_work = asyncio.Event()
         self._is_woken = False
         """Whether `_has_work` is set, or will be soon."""
@@ -124,7 +124,7 @@ class SharedDurables:
         durables.sharing = self
         durables.on_unsaved(self._wake, delay=_PROGRESS_DELAY)
 
-    # For the registry, on any thread, with the lock
+    # Called by the registry, in any thread, with the lock
 
     def mark_changed(self, key: Key) -> None:
         self._changes += 1
@@ -173,7 +173,7 @@ class SharedDurables:
             await asyncio.sleep(delay)
 
     async def write(self) -> None:
-        """Write what is due. Raise `Unavailable` if that is not certain."""
+        """Write the changed subscriptions. Raise `Unavailable` if some may not be stored."""
         with self._lock:
             due = list(dict.fromkeys([*self._durables.collect_unsaved(), *self._changed]))
         for start in range(0, len(due), _BATCH_SIZE):
@@ -205,7 +205,7 @@ class SharedDurables:
             self._changed.pop(key, None)
             return None
         value = None if record is None else msgspec.json.encode(_Value(record, holder, self._replica))
-        # One that has expired may have been connected elsewhere meanwhile; one that was removed here is gone.
+        # A removal here is final. An expiry is not: the client may have connected to another replica meanwhile.
         is_removal = record is None and change is not None
         expected = None if is_removal or seen is None or seen.record is None else seen.order
         return _Pending(key, Write(_name(key), value, expected=expected), _Seen(0, record, holder), change)
@@ -334,18 +334,18 @@ class SharedDurables:
         is_changed = key in self._changed
         if value is None:
             if is_changed and own is not None:
-                durables.mark_unsaved(key)  # it was put after it was removed
+                durables.mark_unsaved(key)  # it was put here after the removal
             else:
                 durables.replace(key, None)
         elif is_changed and own is None:
-            self._wake()  # it was removed after that
+            self._wake()  # it was removed here after that entry was written
         elif was_holder and value.holder == self._replica:
-            # Another replica has put it; the told versions are known here.
+            # Another replica has put it. Only this replica knows the told versions.
             durables.merge(value.record) if not is_changed else durables.mark_unsaved(key)
         elif not is_changed:
             durables.replace(key, value.record)
         elif durables.is_connected_here(key) and not was_holder:
-            # Its client has connected here after that.
+            # Its client has connected here after that entry was written.
             durables.change(key, webhook=value.record.webhook)
             durables.mark_unsaved(key)
         else:

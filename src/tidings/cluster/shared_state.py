@@ -41,11 +41,6 @@ _ORDER_BITS = 12
 below 2^53, the largest integer that JSON clients in JavaScript read exactly."""
 
 
-_REMOVAL_TTL = 3600.0
-"""Seconds for which the table keeps the record that an item was removed. A replica that is away for longer loads the
-table again."""
-
-
 class _ItemValue(msgspec.Struct, omit_defaults=True):
     item: msgspec.Raw
     trace: dict[str, str] | None = None
@@ -58,7 +53,7 @@ class _ContentValue(msgspec.Struct, omit_defaults=True):
 
 
 class ReplicaInfo(msgspec.Struct, omit_defaults=True):
-    """What a replica says of itself, for `tidings cluster status`."""
+    """The description of a replica that it writes to the table, for `tidings cluster status`."""
 
     started: str = ""
     host: str = ""
@@ -81,7 +76,7 @@ def item_write(
 ) -> Write:
     name = f"item/{replica}/{feature.value}/{key}"
     if item is None:
-        return Write(name, None, _REMOVAL_TTL)
+        return Write(name, None)
     return Write(name, msgspec.json.encode(_ItemValue(msgspec.Raw(item.json), _plain(trace))))
 
 
@@ -115,7 +110,7 @@ class SharedState:
         self.reported: dict[str, int] = {}
         """The order of the last entry of each replica."""
         self._written: dict[str, bytes] = {}
-        """The values of the own items and of all contents, as they were last seen in the table."""
+        """The values of this replica's items and of all contents, as they were last seen in the table."""
         self.order = 0
         """The order of the last applied entry."""
         self.undecodable = 0
@@ -123,7 +118,7 @@ class SharedState:
 
     def is_written(self, write: Write) -> bool:
         """Return whether the table has this value already, as far as it was seen. Traces are not compared."""
-        return _essence(write.key, write.value) == self._written.get(write.key)
+        return _compared_part(write.key, write.value) == self._written.get(write.key)
 
     def own_keys(self) -> list[str]:
         """Return the keys of the items of this replica that the table has."""
@@ -205,14 +200,16 @@ class SharedState:
     def _remember(self, entry: Entry) -> None:
         """Remember a value in the table, so that it is not written again."""
         if entry.key.startswith(("content/", "unknown/", f"item/{self._replica}/")):
-            value = _essence(entry.key, entry.value)
+            value = _compared_part(entry.key, entry.value)
             if value is None:
                 self._written.pop(entry.key, None)
             else:
                 self._written[entry.key] = value
 
     def _order_own(self, name: str, entry: Entry) -> None:
-        """Give an own definition the order that it has in the table. Another one is written again, as the newest."""
+        """Give an item of this replica the order that it has in the table.
+
+        If the table has another definition, this replica writes its own again, which is then the newest."""
         own = self._definitions[self._replica]
         try:
             item_key = _split(name)[1]
@@ -298,7 +295,7 @@ def _split(name: str) -> tuple[str, ItemKey]:
     return replica, (Feature(feature), key)
 
 
-def _essence(key: str, value: bytes | None) -> bytes | None:
+def _compared_part(key: str, value: bytes | None) -> bytes | None:
     """Return the part of a value that decides whether two values are the same; None if there is no valid value."""
     try:
         if value is not None and key.startswith("item/"):

@@ -1,4 +1,4 @@
-"""The state of a cluster, read from its table without taking part in it."""
+"""Read the state of a cluster from its table, without joining the cluster."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ class ClusterStatus(msgspec.Struct):
 
 
 class _Reader:
-    """Keeps the entries of the table."""
+    """A watcher that keeps the replicas and items of the table."""
 
     def __init__(self) -> None:
         self.replicas: dict[str, tuple[ReplicaInfo, int]] = {}
-        """With the order of their entry."""
+        """The description of each replica, with the order of its entry."""
         self.items: dict[str, str] = {}
         """The replica of each item."""
         self.changed = asyncio.Event()
@@ -90,10 +90,10 @@ class _Reader:
         )
 
 
-async def read_status(backend: Backend, name: str, patience: float) -> ClusterStatus:
+async def read_status(backend: Backend, name: str, max_wait: float) -> ClusterStatus:
     """Return the state of the cluster of one server.
 
-    Replicas report about once per second. If their reports differ, wait for `patience` seconds until they agree. Raise
+    Replicas report about once per second. If their reports differ, wait for `max_wait` seconds until they agree. Raise
     `TimeoutError` if the table is not read by then."""
 
     async def refuse(request: bytes, on_progress: OnProgress) -> bytes:
@@ -102,10 +102,10 @@ async def read_status(backend: Backend, name: str, patience: float) -> ClusterSt
     reader = _Reader()
     reading = asyncio.create_task(backend.run(name, "status", reader, refuse))
     try:
-        async with asyncio.timeout(patience):
+        async with asyncio.timeout(max_wait):
             await reader.changed.wait()
         with suppress(TimeoutError):
-            async with asyncio.timeout(patience):
+            async with asyncio.timeout(max_wait):
                 while not reader.status(name).is_consistent:
                     reader.changed.clear()
                     await reader.changed.wait()

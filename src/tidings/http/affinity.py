@@ -1,11 +1,11 @@
-"""Legacy sessions of several workers that accept connections on one socket.
+"""Pass each request of a legacy session to the worker that has the session. All workers accept on one socket.
 
-A legacy session exists only in the worker that opened it. So each session id that leaves a worker begins with the name
-of the worker and a dot, and a request with the id of another worker is passed to that worker over its Unix socket: the
-body, the response and the client's disconnect, as they come. Requests without a session stay where they are,
-except those of the console: they are passed to the first worker, because each worker has a record of its own.
+A legacy session exists only in the worker that opened it. So each session id that a worker gives to a client begins
+with the name of the worker and a dot. A worker passes a request with the id of another worker to that worker's Unix
+socket, with its body, its response and the client's disconnect. A worker handles requests without a session itself,
+except those of the console: they go to the first worker, because each worker keeps its own record of changes.
 
-If the other worker is gone, the request is handled here, where its session is unknown: the SDK answers 404, and the
+If the other worker is gone, this one handles the request. It does not know the session, so the SDK answers 404, and the
 client initializes again.
 """
 
@@ -76,13 +76,14 @@ class SessionAffinity:
 
 
 def _with_client(scope: Scope) -> Scope:
-    """Return the scope with the address of the client. A request from another worker, through a Unix socket, has it in
-    a header; any other request has no such header that could be trusted."""
+    """Return the scope with the address of the client, and without the header for it.
+
+    Only the header of a request from another worker, through a Unix socket, is trusted."""
     found = [value for name, value in scope["headers"] if name == _CLIENT_HEADER]
     if not found:
         return scope
     headers = [header for header in scope["headers"] if header[0] != _CLIENT_HEADER]
-    # Not by the client, which the server of this worker does not know either if it has disconnected already.
+    # A Unix socket has no port. `scope["client"]` does not tell: it is also None if a TCP client has disconnected.
     server = scope.get("server")
     is_passed = server is None or server[1] is None
     client = (found[0].decode("latin-1"), 0) if is_passed else scope["client"]
@@ -100,9 +101,9 @@ def _replace(header: tuple[bytes, bytes], session_id: bytes) -> tuple[bytes, byt
 
 
 class _Exchange:
-    """One request and its response, which another worker handles.
+    """One request that another worker handles, and its response.
 
-    It has a connection of its own: one that is kept may belong to a worker that is gone."""
+    Each exchange opens a new connection: a connection that was kept could belong to a worker that is gone."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._scope = scope
@@ -113,11 +114,11 @@ class _Exchange:
         self._is_started = False
 
     def receive_again(self) -> Receive:
-        """Return a `receive` for the whole request. The SDK limits the size of what it contains so far."""
+        """Return a `receive` that repeats the messages that were read already. The SDK limits their size."""
         return replay(self._messages, self._receive)
 
     async def forward(self, path: str) -> bool:
-        """Return whether the client has got a response, or has disconnected."""
+        """Pass the request and its response. Return False if no response was sent and the client waits."""
         try:
             reader, writer = await asyncio.open_unix_connection(path)
         except OSError as error:

@@ -24,7 +24,7 @@ TOKENS = {"alice": 3600.0, "bob": 3600.0}
 STDIO = {"sigterm", "graceful-end"}
 """Rules for processes that the check starts."""
 SLOW = frozenset({"slow-reader"})
-"""It makes hundreds of requests, so that only the servers that it is about are checked for it."""
+"""This rule makes hundreds of requests, so only its own defective servers are checked for it."""
 VARIANTS = {"unchanged": ("unchanged/connect", "unchanged/lists", "unchanged/idle", "unchanged/reconnect")}
 DEFECTS = [defect for rule in RULES if rule not in STDIO for defect in VARIANTS.get(rule, (rule,))]
 EXPIRY = "token-expiry"

@@ -1,7 +1,7 @@
 """`tidings check` finds nothing on servers of Tidings, and only true defects on the servers of others.
 
-The findings on the servers of others, with their frames, are recorded in `transcripts/`, without what differs from run
-to run. `TIDINGS_RECORD=1` records them again. For each finding, the same defect is shown without the checker.
+`transcripts/` has the findings on the servers of others, with their frames, and without the values that differ from run
+to run. `TIDINGS_RECORD=1` records them again. For each finding, a test shows the same defect without the checker.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ async def test_the_sdk_advertises_changes_of_tools_and_does_not_tell_them() -> N
 
 
 async def test_a_client_of_the_sdk_alone_is_not_told_of_an_added_tool() -> None:
-    """Confirm the finding. The mark is a notification of the same stream, and comes alone."""
+    """Confirm the finding: of two changes, the stream gets only the notification of the second, `mark`."""
     async with asyncio.timeout(DEADLINE), serving_sdk() as url, Client(url) as client:
         capabilities = client.server_capabilities
         assert capabilities.tools is not None

@@ -1,4 +1,4 @@
-"""Checks that what the server declares is true, and that each promise has a stream on which it can be kept."""
+"""Check that the server serves what it declares, and open the streams for the notifications that it promises."""
 
 from __future__ import annotations
 

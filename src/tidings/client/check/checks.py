@@ -1,4 +1,4 @@
-"""The order of the checks, and the rules that each decides."""
+"""Run the checks in their order. Each check decides some of the rules."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _CHECKS = (
         "messages of the streams", check_frames, frozenset({"not-requested", "buffering", "unsubscribe"}) | _STREAMS
     ),
 )
-_USERS_OF_STREAMS = _STREAMS | {
+_RULES_ON_STREAMS = _STREAMS | {
     *("get-stream", "subscribe-served", "unchanged", "not-requested", "buffering"),
     *("told", "told-once", "tool-callable", "unsubscribe"),
 }
@@ -63,7 +63,7 @@ async def check_target(
         await run.connect()
         await run.read_first_lists()
         for check in _CHECKS:
-            if not check.rules & rules and not (check.is_needed_by_others and rules & _USERS_OF_STREAMS):
+            if not check.rules & rules and not (check.is_needed_by_others and rules & _RULES_ON_STREAMS):
                 continue
             on_progress(check.title)
             try:

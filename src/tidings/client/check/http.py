@@ -37,7 +37,7 @@ _NAMES = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
 
 
 class HttpSession(Session):
-    """What both eras share: an HTTP client of its own, so that each session has its own connections."""
+    """A session of either era over HTTP. It has an HTTP client and connections of its own."""
 
     transport = "http"
 
@@ -77,16 +77,13 @@ class HttpSession(Session):
         for message in messages:
             self.inbox.receive(message)
 
-    async def _post(
-        self, message: dict[str, Any], params: Mapping[str, Any], headers: Mapping[str, str] | None = None
-    ) -> tuple[httpx2.Response, list[Any]]:
+    async def _post(self, message: dict[str, Any], params: Mapping[str, Any]) -> tuple[httpx2.Response, list[Any]]:
         """Send a message; return the response, and the messages in its body."""
         method = message["method"]
         self.transcript.record(self.channel, "sent", message)
         try:
             async with asyncio.timeout(self.timeout):
-                sent = {**self._headers(method, params), **(headers or {})}
-                response = await self._http.post(self.url, json=message, headers=sent)
+                response = await self._http.post(self.url, json=message, headers=self._headers(method, params))
         except TimeoutError:
             raise Unanswered(f"{method} was not answered within {self.timeout:g} s") from None
         except httpx2.HTTPError as error:

@@ -1,4 +1,4 @@
-"""Checks of the life of sessions and processes: unknown sessions, slow readers, SIGTERM, tokens that expire."""
+"""Check sessions and processes: unknown sessions, slow readers, SIGTERM, tokens that expire."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _EXPIRY_TOLERANCE = 10.0
 _ID_LENGTH = 1 << 15
 """Characters: servers that read lines may have a limit of twice as many bytes."""
 _UNREAD_SOCKET = 160
-"""Requests of this length over HTTP: together more than the buffers of a socket hold by default."""
+"""Requests with an id of that length: together more than the buffers of a socket hold by default."""
 _UNREAD_PIPE = 40
 """The same for a pipe."""
 _ATTEMPTS = 3
-"""Requests without an answer, one after the other, until the server is blocked and not only busy."""
+"""Requests in a row without an answer after which the server counts as blocked, and not only as busy."""
 _BLOCKED = 1.0
 """Seconds without progress after which the server is assumed to wait for the client to read."""
 
@@ -109,7 +109,7 @@ async def _check_slow_socket(run: Run, session: HttpSession, method: str) -> Non
                 async with asyncio.timeout(_BLOCKED):
                     await writers[-1].drain()
         errors: list[Unanswered] = []
-        for _ in range(_UNREAD_SOCKET):  # the server works at both, so it reaches the full buffers meanwhile
+        for _ in range(_UNREAD_SOCKET):  # meanwhile, the server fills the buffers of the other connection
             try:
                 await session.request(method)
                 errors.clear()
@@ -183,7 +183,7 @@ async def check_sigterm(run: Run) -> None:
 
 
 async def check_expiry(run: Run) -> None:
-    """Hold a stream open until its token has expired. This comes last: nothing can be asked with the token after it."""
+    """Hold a stream open until its token has expired. No check can send a request with this token afterwards."""
     expires = run.options.token_expires
     if expires is None or run.options.token is None or not run.is_http:
         run.skip(["token-expiry"], "a token and the time of its end are needed: --token-expires SECONDS")

@@ -1,4 +1,4 @@
-"""Checks of the lists: their order, and what they say about caching."""
+"""Check the order of the lists, and the cache hints of the results."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tidings.client.check.wire import Frame, Listing, Session
 __all__ = ["check_cache_hints", "check_order", "check_public"]
 
 _SCOPES = ("public", "private")
-_NO_CONTENT = ("_meta", "nextCursor", "ttlMs", "cacheScope")
+_NOT_COMPARED = ("_meta", "nextCursor", "ttlMs", "cacheScope")
 
 
 async def check_order(run: Run) -> None:
@@ -86,5 +86,5 @@ def _is_public(frame: Frame) -> bool:
 
 
 def _content(frame: Frame) -> dict[str, Any]:
-    """Return the result without what is not content: a cursor or a page token may be made for the caller."""
-    return {name: value for name, value in frame.message["result"].items() if name not in _NO_CONTENT}
+    """Return the members of the result that must be equal for two callers. A cursor may differ."""
+    return {name: value for name, value in frame.message["result"].items() if name not in _NOT_COMPARED}

@@ -1,4 +1,4 @@
-"""Checks of the notifications: what is sent while nothing changes, and the messages of all streams of the check."""
+"""Check that nothing is sent while nothing changes, and that each message belongs to the stream that it came on."""
 
 from __future__ import annotations
 
@@ -80,8 +80,8 @@ async def _read_lists(run: Run) -> dict[Any, dict[str, Listing]]:
 
 
 def changed_features(before: dict[str, Listing], after: dict[str, Listing]) -> set[Feature]:
-    """Return the features of which a list has other items, or an item another definition."""
-    empty = Listing("", {})
+    """Return the features whose lists have other items, or items with other definitions."""
+    empty = Listing({})
     methods = before.keys() | after.keys()
     return {LISTS[each][0] for each in methods if before.get(each, empty).items != after.get(each, empty).items}
 
@@ -138,7 +138,7 @@ def _check_subscription(run: Run, stream: Stream) -> None:
 def _check_inbox(run: Run, is_modern: bool, inbox: Stream) -> None:
     for frame in inbox.notifications():
         if is_modern:
-            # On stdio, what has no id of a request. It is told to no subscription.
+            # On stdio, a message without a subscription id belongs to no stream.
             message = f"{frame.method} came outside any subscription"
             run.report.add("not-requested" if not run.listeners else "frame-tag", message, [frame])
         elif not inbox.expects(frame) and frame.params.get("uri") not in inbox.unsubscribed:

@@ -53,14 +53,14 @@ class Report:
     """Seconds from the start of the trigger to each notification, by era."""
 
     def add(self, rule: str, message: str, evidence: Sequence[Frame | None] = ()) -> None:
-        """Add a finding. The first one of a rule with this message counts."""
+        """Add a finding, unless the report has one of this rule with the same message."""
         if not any(each.rule.id == rule and each.message == message for each in self.findings):
             frames = [frame for frame in evidence if frame is not None]
             self.findings.append(Finding(RULES[rule], message, tuple(frames[:_MAX_EVIDENCE])))
         self.checked.add(rule)
 
     def skip(self, rule: str, reason: str) -> None:
-        """Note that a rule can't be checked. A rule that another part has checked stays checked."""
+        """Record why a rule can't be checked. This has no effect if another check has checked the rule."""
         self.skipped.setdefault(rule, reason)
 
     def select(self, rules: set[str]) -> None:

@@ -17,7 +17,7 @@ _TOOLS = "2026-07-28/server/tools"
 
 class Severity(StrEnum):
     ERROR = "error"
-    """The server breaks a MUST, or a client works with something that is not true."""
+    """The server breaks a MUST, or makes a client rely on something that is not true."""
     WARNING = "warning"
     """The server ignores a SHOULD."""
 

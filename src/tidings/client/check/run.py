@@ -70,7 +70,7 @@ class Run:
         self.modern: Session | None = None
         self.legacy: Session | None = None
         self.missing: dict[Era, str] = {}
-        """Why there is no session of an era."""
+        """The reason why an era has no session, by era."""
         self.refusals: list[str] = []
         self.opened: list[Session] = []
         """All sessions of the check."""
@@ -156,5 +156,5 @@ class Run:
             self.report.skip(rule, reason)
 
     def passed(self, *rules: str) -> None:
-        """Note that rules were checked. Their findings, if any, are added beside this."""
+        """Mark rules as checked. They pass unless the report has a finding of them."""
         self.report.checked.update(rules)

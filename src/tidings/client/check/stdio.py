@@ -123,7 +123,7 @@ class StdioSession(Session):
         """Return the stream that a message belongs to, by its subscription id or as the response of the request."""
         frame = Frame(0, "", "received", message)
         found = frame.subscription if frame.method else message.get("id")
-        # A wrong id must not look like a missing acknowledgement, so the next best stream gets the message.
+        # A wrong id must not look like a missing acknowledgement, so the most likely stream gets the message.
         waiting = [stream for stream in self.streams if not stream.is_settled]
         candidates = (
             *(stream for stream in self.streams if _is_same_id(stream.request_id, found)),
@@ -156,7 +156,7 @@ class StdioSession(Session):
         return answer
 
     async def send_unrecorded(self, method: str, request_id: str) -> asyncio.Future[Frame]:
-        """Send a request with a long id, which the transcript does not need."""
+        """Send a request that is not in the transcript, because its id is very long."""
         return await self._send(message_of(method, self._params({}), request_id))
 
     async def request(self, method: str, **params: Any) -> Frame:

@@ -1,4 +1,4 @@
-"""Checks of a change that the user causes: each session is told of it, once, and how fast."""
+"""Run the user's trigger, and check that each session is told of the change once, and how fast."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["check_trigger"]
 _RULES = ("told", "told-once", "tool-callable", "unsubscribe")
 _POLL = 0.1
 _MAX_POLL = 1.0
-"""Seconds between two looks at the lists, from the first to the longest."""
+"""Seconds between two reads of the lists: the first pause, and the longest one."""
 _MAX_CALLS = 3
 _UNKNOWN = re.compile(r"unknown tool|no such tool|tool\b.*\bnot (found|exist|registered)", re.IGNORECASE | re.DOTALL)
 
@@ -148,7 +148,7 @@ class _Round:
 
 def _report_told(run: Run, round_: _Round) -> None:
     is_changed = False
-    # Notifications without a change can't be told from those of the change.
+    # Notifications without a change can't be distinguished from those of the change.
     is_noisy = "unchanged" in run.report.failed
     for listener in round_.listeners:
         session, stream = listener.session, listener.stream
@@ -207,7 +207,7 @@ async def _call_new_tools(run: Run, round_: _Round) -> int:
         await asyncio.gather(*waiting, return_exceptions=True)
     session = first[0].session
     listing = await session.list("tools/list")
-    known = round_.before[session].get("tools/list", Listing("", {})).items
+    known = round_.before[session].get("tools/list", Listing({})).items
     added = [name for name in listing.keys if name not in known][:_MAX_CALLS]
     for name in added:
         answer = await session.request("tools/call", name=name, arguments={})
@@ -219,7 +219,7 @@ async def _call_new_tools(run: Run, round_: _Round) -> int:
 
 
 def _is_unknown(message: Mapping[str, Any]) -> bool:
-    """Return whether a call failed because there is no such tool. Any other error says that there is one."""
+    """Return whether a call failed because there is no such tool. With any other error, the tool exists."""
     error, result = message.get("error"), message.get("result")
     if isinstance(error, dict):
         return error.get("code") == -32601 or bool(_UNKNOWN.search(str(error.get("message"))))
@@ -229,7 +229,7 @@ def _is_unknown(message: Mapping[str, Any]) -> bool:
 
 
 async def _check_unsubscribe(run: Run, first: _Round) -> None:
-    """Unsubscribe one of two clients, and run the trigger again. The other one must be told, this one must not."""
+    """Unsubscribe one legacy session, and run the trigger again. That session must not be told."""
     leaving = [each for each in run.listeners if each.stream.subscribed and not each.stream.is_ended]
     if not leaving and any(stream.cancelled for session in run.opened for stream in session.streams):
         run.passed("unsubscribe")  # `check_frames` looks for messages after the cancellation

@@ -1,4 +1,4 @@
-"""Sessions with a server, and everything that was sent and received on them, with its time.
+"""Sessions with a server, and a record of each message with its time.
 
 A `Session` sends requests. A `Stream` collects the notifications of one listen request, or of one legacy session. Both
 transports, `http.py` and `stdio.py`, implement them.
@@ -61,7 +61,7 @@ _METHOD_NOT_FOUND = -32601
 
 
 class Unanswered(TidingsError):
-    """The server did not answer a request, or its answer is no message."""
+    """The server did not answer a request, or its answer is not a valid message."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ class Stream:
     # Received
 
     def reopen(self) -> None:
-        """Forget that the stream was open, and keep its frames."""
+        """Reset the status for a new connection, and keep the frames."""
         self.status, self.is_ended = 0, False
 
     def open(self, status: int, headers: Mapping[str, str]) -> None:
@@ -183,7 +183,7 @@ class Stream:
             return False
         return True
 
-    # What it means
+    # Derived from the received messages
 
     @property
     def acknowledgement(self) -> Frame | None:
@@ -224,9 +224,8 @@ class Stream:
 
 @dataclass
 class Listing:
-    """One list of the server, read completely."""
+    """All pages of one list of the server."""
 
-    method: str
     items: dict[str, Any]
     """The items by key, in the order of the server."""
     pages: list[Frame] = field(default_factory=list)
@@ -302,14 +301,6 @@ class Session(ABC):
     @abstractmethod
     async def close(self) -> None: ...
 
-    async def result(self, method: str, **params: Any) -> dict[str, Any]:
-        """Send a request; return its result. Raise `Unanswered` for an error."""
-        frame = await self.request(method, **params)
-        if not isinstance(frame.message.get("result"), dict):
-            raise Unanswered(f"{method} was answered with {one_line(json.dumps(frame.content), 200)}")
-        result: dict[str, Any] = frame.message["result"]
-        return result
-
     async def list(self, method: str) -> Listing:
         """Read all pages of a list. It is empty if the server does not have the method."""
         feature, member, key = LISTS[method]
@@ -329,7 +320,7 @@ class Session(ABC):
             if not result.get("nextCursor"):
                 break
             params = {"cursor": result["nextCursor"]}
-        return Listing(method, items, pages)
+        return Listing(items, pages)
 
     async def lists(self) -> dict[str, Listing]:
         """Read the lists of all features that the server declares."""
@@ -374,7 +365,8 @@ def messages_in(decoded: Any) -> Iterator[Any]:
 
 
 def _without_volatile(item: Any) -> Any:
-    """Return an item without what describes its content: `resources/updated` says that it changed, not the list."""
+    """Return an item without `size` and `lastModified`. They change with its content, of which `resources/updated`
+    notifies, and not with the list."""
     if not isinstance(item, dict):
         return item
     annotations = {name: value for name, value in _as_dict(item.get("annotations")).items() if name != "lastModified"}
