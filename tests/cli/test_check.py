@@ -19,6 +19,7 @@ from tests.support.defective_server import DefectiveServer
 from tests.support.forking import forked_command
 from tests.support.terminal import Screen
 from tests.support.uvicorn_server import address_of, run_uvicorn
+from tests.support.waiting import until
 from tidings.client.check.rules import RULES
 
 pytestmark = pytest.mark.anyio
@@ -216,6 +217,34 @@ async def test_ctrl_c_ends_the_check_and_its_server() -> None:
         assert await process.wait() == 130
         assert "Traceback" not in screen.raw
         assert await process.stdout.read() == b""
+
+
+async def test_a_second_ctrl_c_kills_a_server_that_ignores_the_end_of_its_input_and_sigterm(tmp_path: Path) -> None:
+    os.mkfifo(fifo := tmp_path / "fifo")  # each process holds it open
+    ended = tmp_path / "ended"
+    (script := tmp_path / "stubborn.sh").write_text(
+        f"exec 9>{fifo}; trap '' TERM; \"$@\"; echo >> {ended}; while :; do sleep 1; done"
+    )
+    target = ("sh", script, *forked_command("tests/support/defective_server.py"))
+    reading = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        async with asyncio.timeout(DEADLINE), start_progress("--quiet-time", 600, "--", *target) as (process, screen):
+            await screen.shows("Checking: silence while nothing changes")
+            process.send_signal(signal.SIGINT)
+            await until(lambda: ended.exists() and ended.read_text() == "\n\n")  # the process of each era
+            process.send_signal(signal.SIGINT)
+            assert await process.wait() == 130
+            await until(lambda: not is_held_open(reading))
+    finally:
+        os.close(reading)
+
+
+def is_held_open(fifo: int) -> bool:
+    """Return whether a process can still write."""
+    try:
+        return os.read(fifo, 1) != b""
+    except BlockingIOError:
+        return True
 
 
 @asynccontextmanager
