@@ -19,6 +19,7 @@ from tests.support.defective_server import DefectiveServer
 from tests.support.forking import forked_command
 from tests.support.terminal import Screen
 from tests.support.uvicorn_server import address_of, run_uvicorn
+from tests.support.waiting import until
 from tidings.client.check.rules import RULES
 
 pytestmark = pytest.mark.anyio
@@ -26,6 +27,8 @@ pytestmark = pytest.mark.anyio
 QUICK = ("--quiet-time", 0.3)
 GARBAGE = """sh -c 'while read line; do echo garbage; echo "{\\"id\\": [1]}"; echo "[]"; echo 7; done'"""
 """A program that answers with lines that are no messages."""
+DEEP = """python3 -c 'import sys; [print("[" * 100000, "{\\"id\\": 1}", sep="\\n", flush=True) for _ in sys.stdin]'"""
+"""A program that answers with JSON that is nested too deeply."""
 EVIL = "\x1b[31mred\nerror"
 
 
@@ -116,9 +119,11 @@ async def test_a_command_causes_the_change(tmp_path: Path) -> None:
         )
         result = await check(url, "--trigger", f"python3 {script}", "--json", "--timeout", 5, "--only", "told")
         failed = await check(url, "--trigger", "exit 3")
+        unknown = await check(url, "--trigger", 'no-such-tool {"a": 1} 2>/dev/null', "--only", "told")
         unchanged = await check(url, "--trigger", "true", "--timeout", 1, "--only", "told")
     assert {finding["rule"] for finding in result.json_lines()[:-1]} == {"told"}
     failed.check_error("--trigger: the command ended with status 3")
+    unknown.check_error("--trigger: the command ended with status 127; the server has no tool no-such-tool")
     assert "skipped  told: the trigger changed no list and no watched resource; see --uri" in unchanged.stdout
 
 
@@ -143,12 +148,54 @@ async def test_output_has_no_control_characters_of_the_server() -> None:
         (["http://127.0.0.1:1/mcp", "--timeout", "0"], "Invalid value for '--timeout'"),
         (["true"], "true can't be checked: the process ended"),
         ([GARBAGE, "--timeout", "1"], "initialize was not answered within 1 s"),
+        ([DEEP], 'it answered {"id": 1}'),
+        (["true", "--only", "told", "--skip", "told"], "no rule is left; --only and --skip name the same"),
+        (["true", "--trigger", " "], "--trigger: give a command, or the name of a tool of the server"),
         (["no-such-command"], "there is no command no-such-command"),
         (["/"], "tidings check 'tidings serve / --stdio'"),
     ],
 )
 async def test_a_target_that_cannot_be_checked_has_status_2(arguments: list[str], message: str) -> None:
     (await run_command("check", *arguments)).check_error(message)
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "body", "message"),
+    [
+        (
+            307,
+            {"Location": "https://user:hunter2@host/mcp?key=hunter2"},
+            b"",
+            "a redirect to https://host/mcp; check that",
+        ),
+        (
+            200,
+            {"Mcp-Session-Id": "\xe9"},
+            b'{"id": 1, "result": {}}',
+            "the Mcp-Session-Id of the server has characters",
+        ),
+        (200, {}, b"[" * 100_000, "initialize was answered with HTTP 200 [[[["),
+        (200, {}, b'{"id": 1, "result": []}', 'it answered {"id": 1, "result": []}'),
+        (200, {}, b'{"id": 1, "result": {"capabilities": {"tools": {}}}}', "can't be checked: tools/list was answered"),
+        (500, {}, b"\x1b[31moops", "initialize was answered with HTTP 500 \\x1b[31moops"),
+    ],
+)
+async def test_an_answer_that_is_none_of_mcp_has_status_2(
+    status: int, headers: dict[str, str], body: bytes, message: str
+) -> None:
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            is_modern = "mcp-method" in Request(scope).headers
+            response = Response(status_code=404) if is_modern else Response(body, status, headers)
+            await response(scope, receive, send)
+
+    async with run_uvicorn(answer, http="h11") as running:
+        result = await check(f"http://127.0.0.1:{address_of(running)[1]}/mcp")
+    result.check_error(message)
+    assert "hunter2" not in result.stderr
 
 
 async def test_a_server_that_stops_answering_has_status_2() -> None:
@@ -170,6 +217,34 @@ async def test_ctrl_c_ends_the_check_and_its_server() -> None:
         assert await process.wait() == 130
         assert "Traceback" not in screen.raw
         assert await process.stdout.read() == b""
+
+
+async def test_a_second_ctrl_c_kills_a_server_that_ignores_the_end_of_its_input_and_sigterm(tmp_path: Path) -> None:
+    os.mkfifo(fifo := tmp_path / "fifo")  # each process holds it open
+    ended = tmp_path / "ended"
+    (script := tmp_path / "stubborn.sh").write_text(
+        f"exec 9>{fifo}; trap '' TERM; \"$@\"; echo >> {ended}; while :; do sleep 1; done"
+    )
+    target = ("sh", script, *forked_command("tests/support/defective_server.py"))
+    reading = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        async with asyncio.timeout(DEADLINE), start_progress("--quiet-time", 600, "--", *target) as (process, screen):
+            await screen.shows("Checking: silence while nothing changes")
+            process.send_signal(signal.SIGINT)
+            await until(lambda: ended.exists() and ended.read_text() == "\n\n")  # the process of each era
+            process.send_signal(signal.SIGINT)
+            assert await process.wait() == 130
+            await until(lambda: not is_held_open(reading))
+    finally:
+        os.close(reading)
+
+
+def is_held_open(fifo: int) -> bool:
+    """Return whether a process can still write."""
+    try:
+        return os.read(fifo, 1) != b""
+    except BlockingIOError:
+        return True
 
 
 @asynccontextmanager

@@ -60,6 +60,10 @@ class DefectiveServer:
         self.started = time.monotonic()
         self.hang_after: int | None = None
         """The number of requests after which there are no more answers."""
+        self.legacy_version = ""
+        """The only version of a legacy session, or nothing to accept each."""
+        self.errors: set[str] = set()
+        """The methods that are answered with an internal error."""
         self._lists = 0
         self._lock = asyncio.Lock()
 
@@ -78,6 +82,8 @@ class DefectiveServer:
 
     def answer(self, method: str, params: dict[str, Any], *, is_modern: bool, caller: str = "") -> dict[str, Any]:
         """Return the result or the error of a request."""
+        if method in self.errors:
+            return {"error": {"code": -32603, "message": "Internal error"}}
         result = self.result(method, params, is_modern=is_modern, caller=caller)
         if isinstance(result, str):
             code = -32602 if method == "tools/call" else -32601
@@ -193,6 +199,8 @@ class DefectiveServer:
         client = self.sessions.get(session_id)
         if session_id is not None and client is None:
             await self.respond(scope, receive, send, 400 if self.has("unknown-session") else 404)
+        elif session_id is not None and not self.accepts(request.headers.get("mcp-protocol-version")):
+            await self.respond(scope, receive, send, 400)
         elif request.method == "GET":
             if client is None or self.has("get-stream"):
                 await self.respond(scope, receive, send, 405)
@@ -206,6 +214,9 @@ class DefectiveServer:
         else:
             await self.serve_message(scope, receive, send, await request.json(), client)
 
+    def accepts(self, version: str | None) -> bool:
+        return self.legacy_version in ("", version)
+
     async def serve_message(
         self, scope: Any, receive: Any, send: Any, message: dict[str, Any], client: Client | None
     ) -> None:
@@ -218,7 +229,7 @@ class DefectiveServer:
             self.sessions[headers["mcp-session-id"]] = Client()
             info = {"name": "defective", "version": "1"}
             capabilities = self.capabilities(is_modern=False)
-            version = message["params"]["protocolVersion"]
+            version = self.legacy_version or message["params"]["protocolVersion"]
             answer: dict[str, Any] = {
                 "result": {"protocolVersion": version, "capabilities": capabilities, "serverInfo": info}
             }

@@ -3,7 +3,7 @@
 //     node server.mjs PORT LISTS
 //
 // LISTS is JSON: the description of each item, by list and key. `POST /lists` replaces it, `POST /notify/FEATURE` notifies
-// of a list, and `POST /drop` closes all other connections. Pages have three items.
+// of a list, and `POST /drop` closes all other connections. Pages have three items. Each listed tool can be called.
 
 import { randomUUID } from 'node:crypto';
 import { createServer } from 'node:http';
@@ -40,6 +40,10 @@ function build() {
       return { [member]: items.slice(start, start + PAGE), ...next };
     });
   }
+  server.setRequestHandler('tools/call', async ({ params }) => {
+    const isKnown = params.name in lists.tools;
+    return { content: [{ type: 'text', text: isKnown ? 'called' : `Unknown tool: ${params.name}` }], isError: !isKnown };
+  });
   return server;
 }
 

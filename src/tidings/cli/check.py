@@ -74,7 +74,9 @@ def check(
     ] = None,
     token_expires: Annotated[
         float | None,
-        typer.Option(help="Seconds from now until the token expires: streams must end then.", metavar="SECONDS"),
+        typer.Option(
+            help="Seconds from now until the token expires: streams must end then.", metavar="SECONDS", min=0.1
+        ),
     ] = None,
 ) -> None:
     """Check the live behaviour of an MCP server, of either era, with or without Tidings.
@@ -91,6 +93,10 @@ def check(
     if rules:
         print_rules([RULES[rule] for rule in RULES if rule in selected], is_json=as_json)
         return
+    if not selected:
+        fail("no rule is left; --only and --skip name the same")
+    if trigger is not None and not trigger.strip():
+        fail("--trigger: give a command, or the name of a tool of the server")
     if not target:
         fail("give the URL of a server, or a command; see `tidings check --help`")
     server = read_server("check", target, header, auth_token, auth_token_file)

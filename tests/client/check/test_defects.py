@@ -69,6 +69,28 @@ async def test_a_defect_breaks_its_rule_and_no_other(defect: str) -> None:
     assert report.problems == []
 
 
+async def test_a_server_that_chooses_an_older_version_breaks_no_rule() -> None:
+    server = DefectiveServer()
+    server.legacy_version = "2025-06-18"
+    async with run_uvicorn(server, http="h11") as running:
+        url = f"http://127.0.0.1:{address_of(running)[1]}/mcp"
+        report = await check_target(dataclasses.replace(OPTIONS, target=url, token=None), frozenset(RULES) - SLOW)
+    assert (report.findings, report.problems) == ([], [])
+    assert report.protocols == ["2026-07-28", "2025-06-18"]
+
+
+async def test_a_list_that_is_refused_does_not_prevent_the_other_checks() -> None:
+    server = DefectiveServer()
+    server.errors = {"resources/list"}
+    async with run_uvicorn(server, http="h11") as running:
+        url = f"http://127.0.0.1:{address_of(running)[1]}/mcp"
+        report = await check_target(dataclasses.replace(OPTIONS, target=url, token=None), frozenset(RULES) - SLOW)
+    assert report.failed == {"capability-served"}
+    assert {"told", "told-once", "unchanged", "list-order"} <= set(report.passed)
+    error = 'resources/list was answered with {"code": -32603, "message": "Internal error"}'
+    assert report.problems == [f"lists: {error}"] * 2  # for each era
+
+
 async def test_a_stream_that_outlives_its_token_is_found() -> None:
     rules = frozenset({EXPIRY})
     for defect, failed in (("", set()), (EXPIRY, {EXPIRY})):

@@ -14,6 +14,7 @@ from tidings.client.check.rules import RULES
 from tidings.client.check.run import CheckOptions, Run
 from tidings.client.check.trigger import check_trigger
 from tidings.client.check.wire import Unanswered
+from tidings.errors import Disconnected
 
 __all__ = ["check_target"]
 
@@ -61,7 +62,10 @@ async def check_target(
     async with Run(options, on_progress) as run:
         on_progress("connecting")
         await run.connect()
-        await run.read_first_lists()
+        try:
+            await run.read_first_lists()
+        except Unanswered as error:
+            raise Disconnected(f"{options.name} can't be checked: {error}") from None
         for check in _CHECKS:
             if not check.rules & rules and not (check.is_needed_by_others and rules & _RULES_ON_STREAMS):
                 continue

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import ssl
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
@@ -12,19 +13,19 @@ import httpx2
 from mcp.shared.inbound import encode_header_value
 
 from tidings.client.check.wire import (
-    LEGACY,
     MODERN,
     Frame,
     Session,
     Stream,
     Transcript,
     Unanswered,
+    decode,
     initialize_params,
     message_of,
     messages_in,
     modern_params,
 )
-from tidings.core.redact import one_line
+from tidings.core.redact import one_line, redact_uri
 from tidings.errors import TidingsError
 
 __all__ = ["HttpSession", "LegacyHttp", "ModernHttp"]
@@ -34,6 +35,7 @@ _REOPEN_ATTEMPTS = 20
 _REOPEN_PAUSE = 0.2
 _NAMES = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
 """The param that a modern request repeats in the header `Mcp-Name`."""
+_VISIBLE_ASCII = re.compile(r"[!-~]+")
 
 
 class HttpSession(Session):
@@ -88,6 +90,8 @@ class HttpSession(Session):
             raise Unanswered(f"{method} was not answered within {self.timeout:g} s") from None
         except httpx2.HTTPError as error:
             raise Unanswered(f"{method} failed: {one_line(str(error) or type(error).__name__, 200)}") from None
+        except UnicodeError:  # a name or cursor of the server with half a surrogate pair
+            raise Unanswered(f"{method} can't be sent, because a text of the server is not valid Unicode") from None
         except httpx2.InvalidURL as error:
             raise TidingsError(f"{self.url} is not a URL: {error}") from None
         return response, _parse(response)
@@ -110,7 +114,7 @@ class HttpSession(Session):
                 else:
                     async for each in _read_events(response):
                         stream.receive(each)
-        except httpx2.HTTPError as error:
+        except (httpx2.HTTPError, UnicodeError) as error:
             reason = str(error) or type(error).__name__
         except asyncio.CancelledError:
             reason = "the client closed it"
@@ -172,7 +176,7 @@ class LegacyHttp(HttpSession):
     def _headers(self, method: str, params: Mapping[str, Any]) -> dict[str, str]:
         headers = super()._headers(method, params)
         if method != "initialize":
-            headers["MCP-Protocol-Version"] = LEGACY
+            headers["MCP-Protocol-Version"] = self.version
         if self.session_id is not None:
             headers["Mcp-Session-Id"] = self.session_id
         return headers
@@ -180,10 +184,13 @@ class LegacyHttp(HttpSession):
     async def open(self) -> None:
         request_id = self.next_id()
         response, messages = await self._post(message_of("initialize", initialize_params(), request_id), {})
-        self.session_id = response.headers.get("mcp-session-id")
         answers = [message for message in messages if isinstance(message, dict) and message.get("id") == request_id]
         if not answers:
             raise Unanswered(f"initialize was answered with {_describe(response)}")
+        session_id = response.headers.get("mcp-session-id")
+        if session_id is not None and not _VISIBLE_ASCII.fullmatch(session_id):
+            raise Unanswered("the Mcp-Session-Id of the server has characters other than visible ASCII")
+        self.session_id = session_id
         self.discovery = self.transcript.record(self.channel, "received", answers[0])
         await self.notify("notifications/initialized")
 
@@ -232,7 +239,7 @@ def _parse(response: httpx2.Response) -> list[Any]:
         lines = [*response.content.split(b"\n"), b""]
         return [message for line in lines if (message := parser.feed(line)) is not None]
     try:
-        return list(messages_in(json.loads(response.content)))
+        return list(messages_in(decode(response.content)))
     except ValueError:
         return []
 
@@ -263,10 +270,13 @@ class _Events:
         data = b"\n".join(self._data)
         self._data.clear()
         try:
-            return json.loads(data) if data else None  # an empty event only has an id
+            return decode(data) if data else None  # an empty event only has an id
         except ValueError:
             return data.decode(errors="replace")
 
 
 def _describe(response: httpx2.Response) -> str:
+    if "location" in response.headers:
+        target = redact_uri(str(response.headers["location"]))
+        return f"HTTP {response.status_code}, a redirect to {one_line(target, 200)}; check that URL"
     return f"HTTP {response.status_code} {one_line(response.text, 200)}".strip()

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from tidings.client.check.http import LegacyHttp, ModernHttp
 from tidings.client.check.report import Report
 from tidings.client.check.stdio import StdioSession
-from tidings.client.check.wire import LEGACY, MODERN, Era, Listing, Session, Stream, Transcript, Unanswered
+from tidings.client.check.wire import LEGACY, MODERN, Era, Listing, Refused, Session, Stream, Transcript, Unanswered
 from tidings.core.model import Feature
 from tidings.core.redact import one_line
 from tidings.errors import Disconnected
@@ -81,14 +80,16 @@ class Run:
         """The lists of the first session of each era, before anything else."""
         self.contents: dict[str, Any] = {}
         """The contents of those resources that are the same whenever they are read."""
-        self._stack = AsyncExitStack()
         self._counts: dict[str, int] = {}
+        self._refused: dict[Era, set[str]] = {}
+        """For each era, `Session.refused`: all its sessions share it."""
 
     async def __aenter__(self) -> Run:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._stack.aclose()
+        # All at once: a process that ignores SIGTERM takes ten seconds.
+        await asyncio.gather(*(session.close() for session in self.opened), return_exceptions=True)
 
     @property
     def sessions(self) -> list[Session]:
@@ -113,10 +114,10 @@ class Run:
             session = kind(channel, self.transcript, options.timeout, url or options.target, headers)
         else:
             session = StdioSession(channel, self.transcript, options.timeout, options.target, era)
-        self._stack.push_async_callback(session.close)
+        session.refused = self._refused.setdefault(era, set())
         self.opened.append(session)
         await session.open()
-        if session.discovery is not None and "result" not in session.discovery.message:
+        if session.discovery is not None and not isinstance(session.discovery.message.get("result"), dict):
             raise Unanswered(one_line(f"it answered {json.dumps(session.discovery.content)}", 200))
         return session
 
@@ -129,27 +130,36 @@ class Run:
             raise Disconnected(f"{self.options.name} can't be checked: {reason}{hint}")
         self.report.server = self.sessions[0].name
         self.report.transport = self.sessions[0].transport
-        self.report.protocols = [MODERN if each.era == "modern" else LEGACY for each in self.sessions]
+        self.report.protocols = [each.version for each in self.sessions]
 
     async def _try(self, era: Era) -> Session | None:
         try:
             return await self.open(era)
         except Unanswered as error:
             version = MODERN if era == "modern" else LEGACY
-            self.missing[era] = f"the server does not support {version}"
+            self.missing[era] = f"there is no session of {version}: {error}"
             self.refusals.append(str(error))
             return None
 
     async def read_first_lists(self) -> None:
         """Read the lists before anything else, and choose the resources to subscribe to."""
         for session in self.sessions:
-            self.before[session] = await session.lists()
+            self.before[session] = await self._read_known_lists(session)
         listing = self.before[self.sessions[0]].get("resources/list")
         self.uris = list(self.options.uris) or (listing.keys[:_MAX_URIS] if listing else [])
         for uri in self.uris:
             first, second = [await self.sessions[0].read(uri) for _ in range(2)]
             if first is not None and first == second:
                 self.contents[uri] = first
+
+    async def _read_known_lists(self, session: Session) -> dict[str, Listing]:
+        """Read the lists of a first session. Later sessions of its era do not ask for those that it is refused."""
+        while True:
+            try:
+                return await session.lists()
+            except Refused as error:
+                session.refused.add(error.method)
+                self.report.problems.append(f"lists: {error}")
 
     def skip(self, rules: Sequence[str], reason: str) -> None:
         for rule in rules:

@@ -23,6 +23,7 @@ from tidings.client.check.wire import (
     Stream,
     Transcript,
     Unanswered,
+    decode,
     initialize_params,
     message_of,
     modern_params,
@@ -100,7 +101,7 @@ class StdioSession(Session):
 
     def _receive(self, line: bytes) -> None:
         try:
-            message = json.loads(line)
+            message = decode(line)
         except ValueError:
             message = line.decode(errors="replace").rstrip()
         content = message if isinstance(message, dict) else {}
@@ -216,15 +217,18 @@ class StdioSession(Session):
         self.resume()
         assert self.process.stdin is not None
         self.process.stdin.close()
-        for number in (None, signal.SIGTERM, signal.SIGKILL):
-            if number is not None:
-                self._kill_all(number)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_EXIT_TIMEOUT):
-                    await self.process.wait()
-            if self.process.returncode is not None:
-                break
-        self._kill_all(signal.SIGKILL)  # processes that it started, and that hold its pipes
+        try:
+            for number in (None, signal.SIGTERM):
+                if number is not None:
+                    self._kill_all(number)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(_EXIT_TIMEOUT):
+                        await self.process.wait()
+                if self.process.returncode is not None:
+                    break
+        finally:  # also after a second Ctrl-C
+            self._kill_all(signal.SIGKILL)  # and processes that it started, which hold its pipes
+        await self.process.wait()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for answer in self._answers.values():
             if answer.done() and not answer.cancelled():

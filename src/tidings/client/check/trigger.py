@@ -27,6 +27,8 @@ _POLL = 0.1
 _MAX_POLL = 1.0
 """Seconds between two reads of the lists: the first pause, and the longest one."""
 _MAX_CALLS = 3
+_NO_COMMAND = 127
+"""The status of a shell that finds no such command."""
 _UNKNOWN = re.compile(r"unknown tool|no such tool|tool\b.*\bnot (found|exist|registered)", re.IGNORECASE | re.DOTALL)
 
 
@@ -290,4 +292,5 @@ async def _run_command(command: str) -> None:
         await process.wait()
         raise
     if status:
-        raise TidingsError(f"--trigger: the command ended with status {status}")
+        hint = f"; the server has no tool {command.split()[0]}" if status == _NO_COMMAND else ""
+        raise TidingsError(f"--trigger: the command ended with status {status}{hint}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
@@ -29,10 +30,12 @@ __all__ = [
     "Era",
     "Frame",
     "Listing",
+    "Refused",
     "Session",
     "Stream",
     "Transcript",
     "Unanswered",
+    "decode",
     "initialize_params",
     "message_of",
     "messages_in",
@@ -58,10 +61,19 @@ LISTS = {
 """For each list request: its feature, the member of its result, and the key of an item."""
 MAX_PAGES = 100
 _METHOD_NOT_FOUND = -32601
+_DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 
 
 class Unanswered(TidingsError):
     """The server did not answer a request, or its answer is not a valid message."""
+
+
+class Refused(Unanswered):
+    """The server answered a list request with an error."""
+
+    def __init__(self, method: str, error: dict[str, Any]) -> None:
+        super().__init__(f"{method} was answered with {one_line(json.dumps(error), 200)}")
+        self.method = method
 
 
 @dataclass(frozen=True)
@@ -252,6 +264,8 @@ class Session(ABC):
         self.streams: list[Stream] = []
         self.fetched: dict[Feature, float] = {}
         """The time of the first answer to a list request, by feature. Before it, the client knows no list."""
+        self.refused: set[str] = set()
+        """The list requests that the server answered with an error when the check began."""
         self._ids = 0
 
     @property
@@ -267,6 +281,14 @@ class Session(ABC):
     @property
     def _discovered(self) -> dict[str, Any]:
         return _as_dict(self.discovery.message.get("result")) if self.discovery else {}
+
+    @property
+    def version(self) -> str:
+        """The version of the protocol. A legacy server may choose an older one than the client offers."""
+        chosen = self._discovered.get("protocolVersion")
+        if self.era == "legacy" and isinstance(chosen, str) and _DATE.fullmatch(chosen):
+            return chosen
+        return MODERN if self.era == "modern" else LEGACY
 
     def capability(self, feature: Feature) -> dict[str, Any] | None:
         found = self.capabilities.get(feature.value)
@@ -312,6 +334,8 @@ class Session(ABC):
             result, error = frame.message.get("result"), frame.message.get("error")
             if isinstance(error, dict) and error.get("code") == _METHOD_NOT_FOUND and not pages:
                 break
+            if isinstance(error, dict):
+                raise Refused(method, error)
             if not isinstance(result, dict) or not isinstance(result.get(member), list):
                 raise Unanswered(f"{method} was answered with {one_line(json.dumps(frame.content), 200)}")
             pages.append(frame)
@@ -323,11 +347,11 @@ class Session(ABC):
         return Listing(items, pages)
 
     async def lists(self) -> dict[str, Listing]:
-        """Read the lists of all features that the server declares."""
+        """Read the lists of all features that the server declares, except for those that it refused."""
         return {
             method: await self.list(method)
             for method, (feature, *_) in LISTS.items()
-            if self.capability(feature) is not None
+            if self.capability(feature) is not None and method not in self.refused
         }
 
     async def read(self, uri: str) -> Any:
@@ -354,6 +378,14 @@ def message_of(method: str, params: Mapping[str, Any], request_id: str | int | N
     """Return a JSON-RPC request, or a notification if there is no id."""
     message: dict[str, Any] = {"jsonrpc": "2.0", "method": method, "params": dict(params)}
     return message if request_id is None else {**message, "id": request_id}
+
+
+def decode(data: bytes) -> Any:
+    """Return the value of JSON. Raise `ValueError` if it is none, or is nested too deeply."""
+    try:
+        return json.loads(data)
+    except RecursionError:
+        raise ValueError("the JSON is nested too deeply") from None
 
 
 def messages_in(decoded: Any) -> Iterator[Any]:
