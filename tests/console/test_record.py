@@ -11,7 +11,9 @@ import pytest
 from tests.support.readers import Clock, Reader
 from tidings import Catalog, Feature, Filter, Hub, Policy, Reason, Subscriber
 from tidings.console import record as module
-from tidings.console.record import FETCH_TIMEOUT, PublishedChange, Record, RecordedClient, State
+from tidings.console.change import FETCH_TIMEOUT, PublishedChange, State
+from tidings.console.client import RecordedClient
+from tidings.console.record import Record
 from tidings.core.subscriber import UNCONFIRMED, ConnectionKind
 from tidings.server.client_identity import ClientIdentity
 

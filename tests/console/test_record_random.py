@@ -10,7 +10,9 @@ from hypothesis.stateful import invariant, run_state_machine_as_test
 
 from tests.support.promises.machine import Machine
 from tidings import Hub, Notification, Subscriber, Topic
-from tidings.console.record import PublishedChange, Record, RecordedClient, State
+from tidings.console.change import PublishedChange, State
+from tidings.console.client import RecordedClient
+from tidings.console.record import Record
 from tidings.core.observer import Observer
 
 pytestmark = pytest.mark.usefixtures("no_logs")

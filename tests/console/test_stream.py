@@ -106,9 +106,11 @@ async def test_quiet_page_gets_heartbeats_and_the_overview(monkeypatch: pytest.M
 
 
 async def test_change_is_updated_when_the_time_to_fetch_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tidings.console import change as change_module
     from tidings.console import record
 
-    monkeypatch.setattr(record, "FETCH_TIMEOUT", 0.2)
+    for module in (change_module, record):
+        monkeypatch.setattr(module, "FETCH_TIMEOUT", 0.2)
     async with serving_console() as served, served.modern().listen(1, TOOLS), served.events() as events:
         await events.until("overview", lambda data: data["clients"])
         served.change("new")

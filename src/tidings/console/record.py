@@ -14,24 +14,20 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Hashable, Iterable, Iterator, Mapping
-from enum import StrEnum
 from itertools import count
 from typing import Final
 
-import msgspec
-
+from tidings.console.change import FETCH_TIMEOUT, Delivery, PublishedChange, State
+from tidings.console.client import MAX_FETCHES, RecordedClient, Watch, WatchedKey
 from tidings.core.counts import SuppressionReason
 from tidings.core.hub import Hub
 from tidings.core.mailbox import NEVER, is_topic_muted
 from tidings.core.model import Change, Feature, Notification, Reason, Topic, Version
 from tidings.core.observer import Observer
-from tidings.core.subscriber import ConnectionKind, Subscriber
+from tidings.core.subscriber import Subscriber
 from tidings.server.client_identity import ClientIdentity
 
-__all__ = ["FETCH_TIMEOUT", "Delivery", "PublishedChange", "Record", "RecordedClient", "State", "Updates"]
-
-FETCH_TIMEOUT: Final = 30.0
-"""Seconds within which a client that was told is expected to fetch."""
+__all__ = ["Record", "Updates"]
 
 _MAX_CHANGES = 1000
 _MAX_ITEMS = 64
@@ -46,194 +42,10 @@ _MAX_LEFT = 64
 """Subscribers that were just closed."""
 _MAX_REMOVED = 1000
 """Clients that came and left since a page was told last. It is told of them in case that it requested them."""
-_MAX_ENDED = 100
-"""Subscriptions of one client that are kept after they have ended."""
-_MAX_FETCHES = 32
-"""Fetches of one topic by one client."""
 _MAX_TOPICS = 256
 """Topics of one client whose fetches are kept."""
 _MAX_SAME = 64
 """Clients with the same identity among which the one that fetches is searched."""
-
-
-class State(StrEnum):
-    """What became of one change for one subscriber."""
-
-    TOLD = "told"
-    PENDING = "pending"
-    SUPPRESSED = "suppressed"
-    SUPERSEDED = "superseded"
-    """A later change of the same topic was told instead."""
-    CLOSED = "closed"
-    """The subscription ended while the change was pending."""
-
-
-_NO_COUNTS: Final = dict.fromkeys(State, 0)
-
-
-class Delivery:
-    """One change for one subscriber that was not told immediately."""
-
-    __slots__ = ("is_fetched", "latency", "reason", "state", "time")
-
-    def __init__(self, state: State, reason: str | None, time: float) -> None:
-        self.state = state
-        self.reason = reason
-        self.time = time
-        """When it reached this state."""
-        self.latency: float | None = None
-        self.is_fetched = False
-
-
-class PublishedChange(msgspec.Struct, eq=False, kw_only=True):
-    """The changes of one topic in one publication. A struct, because one is made for each publication."""
-
-    id: int
-    topic: Topic
-    version: Version
-    time: float
-    changes: tuple[Change, ...]
-    """At most `_MAX_ITEMS`."""
-    keys: list[Topic]
-    """The subscriptions that matched."""
-    is_truncated: bool
-    """Whether items or exceptions are missing."""
-    is_missing_exceptions: bool = False
-    size: int
-    """Bytes of the definitions."""
-    published: float
-    latency: float = 0.0
-    """Of the subscribers that were told immediately."""
-    max_latency: float = 0.0
-    reached: int
-    """The subscribers that had to be told."""
-    unable: int = 0
-    """Those among them that fetch nothing: callbacks and webhooks."""
-    counts: dict[State, int] = msgspec.field(default_factory=_NO_COUNTS.copy)
-    """The exceptions that are in each state now."""
-    deliveries: dict[int, Delivery] = msgspec.field(default_factory=dict)
-    """The exceptions, by the id of the client."""
-    fetched: int = 0
-    """The clients that were told and fetched in time."""
-    deadline: float = 0.0
-    """When the last client that was told has to have fetched."""
-
-    @property
-    def told(self) -> int:
-        if not self.deliveries and not self.is_missing_exceptions:
-            return self.reached
-        counts = self.counts
-        return self.reached - sum(counts.values()) + counts[State.TOLD]
-
-    def not_fetched(self, now: float) -> int:
-        """Return the number of clients that were told, and have not fetched in time."""
-        if now < self.published + FETCH_TIMEOUT:
-            return 0
-        waiting = 0
-        if now < self.deadline:
-            start = now - FETCH_TIMEOUT
-            waiting = sum(
-                each.state is State.TOLD and not each.is_fetched and each.time > start
-                for each in self.deliveries.values()
-            )
-        return max(0, self.told - self.unable - self.fetched - waiting)
-
-
-class _Key:
-    """A feature, URI or pattern that is watched."""
-
-    __slots__ = ("count", "last", "unable", "watchers")
-
-    def __init__(self) -> None:
-        self.watchers = 0
-        self.unable = 0
-        """The watchers that fetch nothing."""
-        self.count = 0
-        """The publications that reached all watchers of this key, and only these."""
-        self.last: PublishedChange | None = None
-        """The last of them."""
-
-
-class _Watch:
-    __slots__ = ("count", "since")
-
-    def __init__(self, since: int, count: int) -> None:
-        self.since = since
-        """The number of the last change before the subscription."""
-        self.count = count
-
-
-class RecordedClient:
-    """One subscriber: a client's stream or session, a webhook, or a callback."""
-
-    __slots__ = (
-        "base",
-        "closed",
-        "connected",
-        "ended",
-        "fetches",
-        "id",
-        "identity",
-        "is_authorized",
-        "kind",
-        "label",
-        "last",
-        "last_fetched",
-        "pending",
-        "sent",
-        "subscriber",
-        "suppressed",
-        "watches",
-    )
-
-    def __init__(self, id: int, subscriber: Subscriber, connected: float) -> None:
-        self.id = id
-        self.subscriber: Subscriber | None = subscriber
-        """None after it was closed."""
-        self.label = subscriber.label
-        self.kind: ConnectionKind = subscriber.kind
-        self.is_authorized = subscriber.is_authorized
-        self.identity = ClientIdentity()
-        self.connected = connected
-        self.closed: str | None = None
-        """The reason for which it was closed."""
-        self.watches: dict[Topic, _Watch] = {}
-        self.ended: deque[tuple[Topic, int, int]] = deque(maxlen=_MAX_ENDED)
-        """Subscriptions that have ended: the topic, and the numbers of the last changes before and in it."""
-        self.base = 0
-        """Notifications, beside those that the counts of the watched keys include."""
-        self.suppressed = 0
-        self.pending: dict[Topic, tuple[PublishedChange, Delivery]] = {}
-        """The newest change of each topic that is in its mailbox."""
-        self.sent: dict[Topic, tuple[PublishedChange, Delivery]] = {}
-        """Those that were passed on and not confirmed yet."""
-        self.last: tuple[float, float] | None = None
-        """Time and latency of a notification, unless the last publication of a watched key is newer."""
-        self.fetches: dict[Topic, deque[tuple[float, int]]] = {}
-        """Time and revision of the fetches that got something new."""
-        self.last_fetched: dict[Topic, float] = {}
-
-    @property
-    def can_fetch(self) -> bool:
-        """Whether its fetches can be seen: it has requests of its own."""
-        return self.kind.transport == "http"
-
-    def was_watching(self, change: PublishedChange) -> bool:
-        """Return whether the client had to be told of a change."""
-        for key in change.keys:
-            watch = self.watches.get(key)
-            is_watched = watch is not None and watch.since < change.id
-            if is_watched or any(topic == key and since < change.id <= until for topic, since, until in self.ended):
-                is_exact = key == change.topic or self.is_authorized is None
-                return is_exact or (self.is_authorized is not None and self.is_authorized(str(change.topic)))
-        return False
-
-    def first_fetch(self, change: PublishedChange) -> tuple[float, bool]:
-        """Return when the client first got this change, and whether that is known. The time is 0 for never."""
-        fetches = self.fetches.get(change.topic) or deque[tuple[float, int]]()
-        found = next((time for time, revision in fetches if revision >= change.version.revision), 0.0)
-        is_first = bool(fetches) and fetches[0][1] >= change.version.revision
-        return found, not (is_first and len(fetches) == _MAX_FETCHES)
 
 
 class Updates:
@@ -277,7 +89,7 @@ class Record(Observer):
         self._left: dict[Subscriber, RecordedClient] = {}
         """The subscribers that were closed last: their turn in the present publication may still come, or they were
         closed by what they were told."""
-        self._keys: dict[Topic, _Key] = {}
+        self._keys: dict[Topic, WatchedKey] = {}
         self._same: dict[Hashable, dict[RecordedClient, None]] = {}
         """The open clients by their identity; the one that fetched last is the last."""
         self.updates: set[Updates] = set()
@@ -338,10 +150,10 @@ class Record(Observer):
             if topic not in client.watches:
                 key = self._keys.get(topic)
                 if key is None:
-                    key = self._keys[topic] = _Key()
+                    key = self._keys[topic] = WatchedKey()
                 key.watchers += 1
                 key.unable += not client.can_fetch
-                client.watches[topic] = _Watch(self.last_id, key.count)
+                client.watches[topic] = Watch(self.last_id, key.count)
         self._touch_client(client)
 
     def unsubscribed(
@@ -392,7 +204,7 @@ class Record(Observer):
 
     @staticmethod
     def _newer(
-        client: RecordedClient, key: _Key, watch: _Watch, known: tuple[float, float] | None
+        client: RecordedClient, key: WatchedKey, watch: Watch, known: tuple[float, float] | None
     ) -> tuple[float, float] | None:
         """Return time and latency of the last publication of a key, if the client was told and it is newer."""
         last = key.last
@@ -581,7 +393,7 @@ class Record(Observer):
                 return
             now = self._now()
             known.last_fetched[topic] = now
-            fetches = known.fetches.setdefault(topic, deque(maxlen=_MAX_FETCHES))
+            fetches = known.fetches.setdefault(topic, deque(maxlen=MAX_FETCHES))
             # Not a change that is not published yet: its notification will be another reason to fetch.
             revision = min(revision, self._hub.notifications.version(topic).revision)
             before = fetches[-1][1] if fetches else -1

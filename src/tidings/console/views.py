@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from mcp.shared.exceptions import MCPError
 
-from tidings.console.record import FETCH_TIMEOUT, PublishedChange, Record, RecordedClient, State
+from tidings.console.change import FETCH_TIMEOUT, PublishedChange, State
+from tidings.console.client import RecordedClient
+from tidings.console.record import Record
 from tidings.console.samples import Sample, Samples, percentile
 from tidings.core.encoding import iso_time, safe_json
 from tidings.core.field_diff import ABSENT, FieldChange, compare_fields
