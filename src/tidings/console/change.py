@@ -12,11 +12,11 @@ from tidings.core.model import Change, Topic, Version
 __all__ = ["FETCH_TIMEOUT", "Delivery", "PublishedChange", "State"]
 
 FETCH_TIMEOUT: Final = 30.0
-"""Seconds within which a client that was told is expected to fetch."""
+"""Seconds after a notification within which its client is expected to fetch."""
 
 
 class State(StrEnum):
-    """What became of one change for one subscriber."""
+    """The state of one change for one subscriber."""
 
     TOLD = "told"
     PENDING = "pending"
@@ -31,7 +31,7 @@ _NO_COUNTS: Final = dict.fromkeys(State, 0)
 
 
 class Delivery:
-    """One change for one subscriber that was not told immediately."""
+    """The delivery of one change to one subscriber, if the subscriber was not told immediately."""
 
     __slots__ = ("is_fetched", "latency", "reason", "state", "time")
 
@@ -39,47 +39,50 @@ class Delivery:
         self.state = state
         self.reason = reason
         self.time = time
-        """When it reached this state."""
+        """When the delivery reached this state."""
         self.latency: float | None = None
         self.is_fetched = False
 
 
 class PublishedChange(msgspec.Struct, eq=False, kw_only=True):
-    """The changes of one topic in one publication. A struct, because one is made for each publication."""
+    """The changes of one topic in one publication. A struct, because it is faster to construct than a dataclass."""
 
     id: int
     topic: Topic
     version: Version
     time: float
     changes: tuple[Change, ...]
-    """At most `_MAX_ITEMS`."""
+    """The first ones, if there were too many for the record."""
     keys: list[Topic]
-    """The subscriptions that matched."""
+    """The watched features, URIs and patterns that match the topic."""
     is_truncated: bool
-    """Whether items or exceptions are missing."""
-    is_missing_exceptions: bool = False
+    """Whether some items or deliveries were dropped."""
+    is_missing_deliveries: bool = False
+    """Whether `deliveries` was dropped."""
     size: int
     """Bytes of the definitions."""
     published: float
+    """When all subscribers that were told immediately had been told."""
     latency: float = 0.0
-    """Of the subscribers that were told immediately."""
+    """The latency of the subscribers that were told immediately."""
     max_latency: float = 0.0
     reached: int
-    """The subscribers that had to be told."""
+    """The number of subscribers that watched the topic."""
     unable: int = 0
-    """Those among them that fetch nothing: callbacks and webhooks."""
+    """The number of those whose fetches can't be seen: callbacks, webhooks and stdio."""
     counts: dict[State, int] = msgspec.field(default_factory=_NO_COUNTS.copy)
-    """The exceptions that are in each state now."""
+    """The number of deliveries in each state, also of those that were dropped."""
     deliveries: dict[int, Delivery] = msgspec.field(default_factory=dict)
-    """The exceptions, by the id of the client."""
+    """The deliveries that were not immediate, by the id of the client."""
     fetched: int = 0
-    """The clients that were told and fetched in time."""
+    """The number of clients that were told and fetched in time."""
     deadline: float = 0.0
-    """When the last client that was told has to have fetched."""
+    """When the time to fetch ends for the client that was told last."""
 
     @property
     def told(self) -> int:
-        if not self.deliveries and not self.is_missing_exceptions:
+        """The number of subscribers that were told, immediately or later."""
+        if not self.deliveries and not self.is_missing_deliveries:
             return self.reached
         counts = self.counts
         return self.reached - sum(counts.values()) + counts[State.TOLD]

@@ -1,4 +1,4 @@
-"""One recorded client: the topics that it watches, and the notifications that it got and the fetches that it made."""
+"""One recorded client: the topics that it watches, its notifications and its fetches."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tidings.server.client_identity import ClientIdentity
 __all__ = ["MAX_FETCHES", "RecordedClient", "Watch", "WatchedKey"]
 
 _MAX_ENDED = 100
-"""Subscriptions of one client that are kept after they have ended."""
+"""Ended subscriptions of one client that are kept."""
 MAX_FETCHES = 32
 """Fetches of one topic by one client."""
 
@@ -25,29 +25,32 @@ class WatchedKey:
     def __init__(self) -> None:
         self.watchers = 0
         self.unable = 0
-        """The watchers that fetch nothing."""
+        """The number of watchers whose fetches can't be seen."""
         self.count = 0
-        """The publications that reached all watchers of this key, and only these."""
+        """The number of publications that matched this key and no other one."""
         self.last: PublishedChange | None = None
-        """The last of them."""
+        """The last of these publications."""
 
 
 class Watch:
+    """The subscription of one client to one key."""
+
     __slots__ = ("count", "since")
 
     def __init__(self, since: int, count: int) -> None:
         self.since = since
         """The number of the last change before the subscription."""
         self.count = count
+        """The `WatchedKey.count` when the subscription began."""
 
 
 class RecordedClient:
     """One subscriber: a client's stream or session, a webhook, or a callback."""
 
     __slots__ = (
-        "base",
         "closed",
         "connected",
+        "count_offset",
         "ended",
         "fetches",
         "id",
@@ -74,30 +77,30 @@ class RecordedClient:
         self.identity = ClientIdentity()
         self.connected = connected
         self.closed: str | None = None
-        """The reason for which it was closed."""
+        """Why it was closed; None while it is open."""
         self.watches: dict[Topic, Watch] = {}
         self.ended: deque[tuple[Topic, int, int]] = deque(maxlen=_MAX_ENDED)
-        """Subscriptions that have ended: the topic, and the numbers of the last changes before and in it."""
-        self.base = 0
-        """Notifications, beside those that the counts of the watched keys include."""
+        """Ended subscriptions: the key, the last change before the subscription, and the last change during it."""
+        self.count_offset = 0
+        """The difference between the notifications of this client and the counts of its watched keys."""
         self.suppressed = 0
         self.pending: dict[Topic, tuple[PublishedChange, Delivery]] = {}
-        """The newest change of each topic that is in its mailbox."""
+        """For each topic in its mailbox, the newest change."""
         self.sent: dict[Topic, tuple[PublishedChange, Delivery]] = {}
-        """Those that were passed on and not confirmed yet."""
+        """For each topic, the change that was sent and that the receiver has not confirmed."""
         self.last: tuple[float, float] | None = None
-        """Time and latency of a notification, unless the last publication of a watched key is newer."""
+        """The time and latency of its last notification. The last publication of a watched key may be newer."""
         self.fetches: dict[Topic, deque[tuple[float, int]]] = {}
-        """Time and revision of the fetches that got something new."""
+        """The time and revision of each fetch that returned a newer revision than the one before."""
         self.last_fetched: dict[Topic, float] = {}
 
     @property
     def can_fetch(self) -> bool:
-        """Whether its fetches can be seen: it has requests of its own."""
+        """Whether the server can recognise the fetches of this client."""
         return self.kind.transport == "http"
 
     def was_watching(self, change: PublishedChange) -> bool:
-        """Return whether the client had to be told of a change."""
+        """Return whether the client watched the topic of a change when it was published."""
         for key in change.keys:
             watch = self.watches.get(key)
             is_watched = watch is not None and watch.since < change.id
@@ -107,7 +110,10 @@ class RecordedClient:
         return False
 
     def first_fetch(self, change: PublishedChange) -> tuple[float, bool]:
-        """Return when the client first got this change, and whether that is known. The time is 0 for never."""
+        """Return when the client first fetched this change (0 for never), and whether that is known.
+
+        It is not known if older fetches were dropped.
+        """
         fetches = self.fetches.get(change.topic) or deque[tuple[float, int]]()
         found = next((time for time, revision in fetches if revision >= change.version.revision), 0.0)
         is_first = bool(fetches) and fetches[0][1] >= change.version.revision

@@ -63,4 +63,4 @@ class Console:
             await asyncio.sleep(_SAMPLE_INTERVAL)
             with self._server.hub.catalog.lock:
                 self._samples.take(self._server.hub.catalog.now())
-                self._record.settle()
+                self._record.expire_deadlines()

@@ -258,7 +258,7 @@ class Views:
         found: list[dict[str, Any]] = []
         for client in self._record.clients.values():
             delivery = change.deliveries.get(client.id)
-            if delivery is None and (change.is_missing_exceptions or not client.was_watching(change)):
+            if delivery is None and (change.is_missing_deliveries or not client.was_watching(change)):
                 continue
             if len(found) >= _MAX_DELIVERIES:
                 return found, False
