@@ -29,9 +29,7 @@ _READ_TIMEOUT = 30.0
 """Seconds without an event after which the connection counts as lost. The server sends one every ten seconds."""
 
 _BARS = "▁▂▃▄▅▆▇█"
-_MAX_BARS = 60
-_MAX_HISTORY = 300
-"""Samples in the history: five minutes, as in the console."""
+_MAX_SAMPLES = 60
 _MAX_ROWS = 6
 """Rows for problems, and as many for webhooks and for replicas."""
 
@@ -132,7 +130,7 @@ def _add_history(overview: dict[str, Any], history: dict[str, list[Any]]) -> dic
     sample = overview.pop("sample", None)
     if sample is not None and sample["time"] not in history["times"][-1:]:
         new = {"times": sample["time"], "deliveries": sample["deliveries"], "p95": sample["p95"]}
-        history = {name: [*values, new[name]][-_MAX_HISTORY:] for name, values in history.items()}
+        history = {name: [*values, new[name]][-300:] for name, values in history.items()}
     return overview | {"history": history}
 
 
@@ -144,7 +142,7 @@ def _check(url: str, status: int, text: str, *, has_token: bool) -> None:
         raise TidingsError(f"{url} {refusal}; give one with --auth-token-file FILE, or {TOKEN_VARIABLE}")
     if status == 404:
         raise TidingsError(f"{url}: the server has no console; start it with --console=read")
-    raise TidingsError(f"{url} responded with status {status}: {one_line(_error_in(text), 300)}")
+    raise TidingsError(f"{url} answered {status}: {one_line(_error_in(text), 300)}")
 
 
 def _error_in(text: str) -> str:
@@ -196,7 +194,7 @@ def _list_rows(overview: dict[str, Any]) -> Iterable[tuple[str, str, str]]:
     latency = overview["latency"]
     waiting = f"{overview['pending']} topics pending, {overview['slow']} slow"
     yield "clients", f"{overview['clients']}, {waiting}", "yellow" if overview["slow"] else ""
-    rates = overview["history"]["deliveries"][-_MAX_BARS:]
+    rates = overview["history"]["deliveries"][-_MAX_SAMPLES:]
     yield "deliveries", f"{overview['delivered']}, {overview['deliveriesPerSecond']:g}/s  {_bars(rates)}", ""
     yield "latency", "  ".join(f"{name} {_seconds(latency[name])}" for name in ("p50", "p95", "p99")), ""
     suppressed = ", ".join(f"{number} {name.replace('_', ' ')}" for name, number in overview["suppressed"].items())

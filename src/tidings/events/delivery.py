@@ -19,7 +19,6 @@ import asyncio
 import contextvars
 import hashlib
 import logging
-import random
 import secrets
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
@@ -42,16 +41,14 @@ from tidings.server.authorization import Principal
 from tidings.server.subscribe import PreparedSubscription, Subscriptions
 from tidings.store.durable import DurableSubscription, EventTarget, Key, Owner
 from tidings.webhooks.http_client import PostResult, WebhookClient, check_url
-from tidings.webhooks.signature import sign
+from tidings.webhooks.retry import MAX_BACKOFF, MAX_RETRY_AFTER, retry_delay
+from tidings.webhooks.signature import signed_headers
 
 __all__ = ["EventDeliveries", "error_category"]
 
 logger = logging.getLogger(__name__)
 
 _KIND = ConnectionKind("modern", "events")
-_MAX_BACKOFF = 3600.0
-"""Seconds between two attempts, unless the receiver asks for more."""
-_MAX_RETRY_AFTER = 24 * 3600.0
 _MAX_REFETCHES = 2
 """Refetch messages in immediate succession, while more contents change than the server can remember."""
 _RECHECK_DELAY = 15.0
@@ -161,14 +158,7 @@ class EventDeliveries:
         """Send one signed request. Wait first while too many requests are in progress."""
         async with self.slots.take(url):
             now = int(self.subscriptions.hub.catalog.now())
-            headers = {
-                "content-type": "application/json",
-                "user-agent": "tidings-webhook/1",
-                "webhook-id": event.id,
-                "webhook-timestamp": str(now),
-                "webhook-signature": sign(secret, event.id, now, event.body),
-                draft.SUBSCRIPTION_HEADER: subscription,
-            }
+            headers = signed_headers(secret, event.id, now, event.body) | {draft.SUBSCRIPTION_HEADER: subscription}
             self.subscriptions.hub.counts.bytes += len(event.body)
             result = await self.http_client.post(url, headers, event.body, max_answer=max_answer)
             # A 4xx concerns one URL, and not all URLs of the receiver. A challenge that fails does not count: a client
@@ -250,7 +240,7 @@ class _EventDelivery:
         if self._event.is_suspended:
             return
         delay = (self._event.next_attempt or 0.0) - self._now()
-        if 0.0 < delay <= _MAX_RETRY_AFTER:  # no delay is longer; otherwise the clock was set back
+        if 0.0 < delay <= MAX_RETRY_AFTER:  # no delay is longer; otherwise the clock was set back
             self._wait(delay)
         else:
             self._resume()
@@ -315,7 +305,7 @@ class _EventDelivery:
             return
         prepared.connect(self._on_replaced, self.record.terms)
         if not prepared.is_durable:
-            self._wait(_MAX_BACKOFF)  # the log says why
+            self._wait(MAX_BACKOFF)  # the log says why
             return
         self._prepared = prepared
         self._format = prepared.frame_format()
@@ -457,9 +447,7 @@ class _EventDelivery:
         self._count("failed")
         attempts = self._event.attempts + 1
         is_suspended = attempts >= self._policy.webhook_attempts
-        delay = min(self._policy.webhook_backoff * 2 ** min(attempts - 1, 30), _MAX_BACKOFF)
-        # Jitter, so that deliveries that failed together are not retried together.
-        delay = max(delay * random.uniform(0.5, 1.0), min(result.retry_after or 0.0, _MAX_RETRY_AFTER))
+        delay = retry_delay(attempts, self._policy.webhook_backoff, result.retry_after)
         self._close_subscriber(Reason.DISCONNECTED)
         self._save(
             attempts=attempts,

@@ -94,7 +94,7 @@ class EventService:
         self, name: str, data: Any, matching: Mapping[str, Any] | None = None, *, event_id: str | None = None
     ) -> str:
         """Publish an event, and return its id. See `Live.emit`."""
-        event_type = self.types.declared(name)
+        event_type = self.types.own(name)
         try:
             data = to_jsonable_python(data)
         except PydanticSerializationError as error:

@@ -98,7 +98,7 @@ class EventTypes:
     def get(self, name: str) -> EventType | None:
         return self._types.get(name)
 
-    def declared(self, name: str) -> EventType:
+    def own(self, name: str) -> EventType:
         """Return a declared type. Raise if there is none."""
         found = self._types.get(name)
         if found is None or found.is_topic:
