@@ -1,4 +1,4 @@
-"""The record: who was told, who was not and why, and which clients fetched in time."""
+"""The record: which subscribers were told, which were not and why, and which clients fetched in time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HTTP = ConnectionKind("modern", "http")
 
 
 class Board:
-    """A hub with a record, whose time is a number."""
+    """A hub and a record with a clock that the test sets."""
 
     def __init__(self) -> None:
         self.clock = Clock()

@@ -1,4 +1,4 @@
-"""The record agrees with what subscribers were told, after every step of random scenarios."""
+"""The record equals what the subscribers received, after each step of random scenarios."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Witness(Observer):
 
 
 def state_of(client: RecordedClient, change: PublishedChange) -> State | None:
-    """Return what became of a change for a client; None if it did not concern the client."""
+    """Return the state of a change for a client; None if the client did not watch its topic."""
     delivery = change.deliveries.get(client.id)
     if delivery is not None:
         return delivery.state
@@ -74,7 +74,7 @@ def check(record: Record, counts: Counter[int], told: dict[int, set[tuple[Topic,
 
 
 class RecordedMachine(Machine):
-    """The machine of the core's promises, with a record."""
+    """The state machine of the core tests, with a record."""
 
     record: Record
     witness: Witness

@@ -1,4 +1,4 @@
-"""The stream of events: live, coalesced, and again from the start after a page reconnects."""
+"""The server-sent events for a page: live, merged, and complete after the page reconnects."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ async def test_many_changes_in_one_turn_are_cut_and_can_be_requested() -> None:
 
 
 async def test_slow_page_costs_no_more_than_the_record() -> None:
-    """A page that does not read: what it has to be told is a set, however much happens."""
+    """The server keeps one set of ids for a page that does not read, and no queue."""
     async with serving_console() as served, served.modern().listen(1, TOOLS):
         await served.until(lambda found: found["clients"], "clients")
         record = record_of(served)
