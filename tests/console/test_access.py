@@ -1,4 +1,4 @@
-"""Who may use the console: the token, the cookie, other sites and other names, and writing."""
+"""Access control of the console: the token, the cookie, other sites and hosts, and writing."""
 
 from __future__ import annotations
 

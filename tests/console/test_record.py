@@ -1,4 +1,4 @@
-"""The record: who was told, who was not and why, and which clients fetched in time."""
+"""The record: which subscribers were told, which were not and why, and which clients fetched in time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ import pytest
 from tests.support.readers import Clock, Reader
 from tidings import Catalog, Feature, Filter, Hub, Policy, Reason, Subscriber
 from tidings.console import record as module
-from tidings.console.record import FETCH_TIMEOUT, PublishedChange, Record, RecordedClient, State
+from tidings.console.change import FETCH_TIMEOUT, PublishedChange, State
+from tidings.console.client import RecordedClient
+from tidings.console.record import Record
 from tidings.core.subscriber import UNCONFIRMED, ConnectionKind
 from tidings.server.client_identity import ClientIdentity
 
@@ -19,7 +21,7 @@ HTTP = ConnectionKind("modern", "http")
 
 
 class Board:
-    """A hub with a record, whose time is a number."""
+    """A hub and a record with a clock that the test sets."""
 
     def __init__(self) -> None:
         self.clock = Clock()

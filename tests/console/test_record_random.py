@@ -1,4 +1,4 @@
-"""The record agrees with what subscribers were told, after every step of random scenarios."""
+"""The record equals what the subscribers received, after each step of random scenarios."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from hypothesis.stateful import invariant, run_state_machine_as_test
 
 from tests.support.promises.machine import Machine
 from tidings import Hub, Notification, Subscriber, Topic
-from tidings.console.record import PublishedChange, Record, RecordedClient, State
+from tidings.console.change import PublishedChange, State
+from tidings.console.client import RecordedClient
+from tidings.console.record import Record
 from tidings.core.observer import Observer
 
 pytestmark = pytest.mark.usefixtures("no_logs")
@@ -45,7 +47,7 @@ class Witness(Observer):
 
 
 def state_of(client: RecordedClient, change: PublishedChange) -> State | None:
-    """Return what became of a change for a client; None if it did not concern the client."""
+    """Return the state of a change for a client; None if the client did not watch its topic."""
     delivery = change.deliveries.get(client.id)
     if delivery is not None:
         return delivery.state
@@ -72,7 +74,7 @@ def check(record: Record, counts: Counter[int], told: dict[int, set[tuple[Topic,
 
 
 class RecordedMachine(Machine):
-    """The machine of the core's promises, with a record."""
+    """The state machine of the core tests, with a record."""
 
     record: Record
     witness: Witness

@@ -1,4 +1,4 @@
-"""The stream of events: live, coalesced, and again from the start after a page reconnects."""
+"""The server-sent events for a page: live, merged, and complete after the page reconnects."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ async def test_many_changes_in_one_turn_are_cut_and_can_be_requested() -> None:
 
 
 async def test_slow_page_costs_no_more_than_the_record() -> None:
-    """A page that does not read: what it has to be told is a set, however much happens."""
+    """The server keeps one set of ids for a page that does not read, and no queue."""
     async with serving_console() as served, served.modern().listen(1, TOOLS):
         await served.until(lambda found: found["clients"], "clients")
         record = record_of(served)
@@ -106,9 +106,11 @@ async def test_quiet_page_gets_heartbeats_and_the_overview(monkeypatch: pytest.M
 
 
 async def test_change_is_updated_when_the_time_to_fetch_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tidings.console import change as change_module
     from tidings.console import record
 
-    monkeypatch.setattr(record, "FETCH_TIMEOUT", 0.2)
+    for module in (change_module, record):
+        monkeypatch.setattr(module, "FETCH_TIMEOUT", 0.2)
     async with serving_console() as served, served.modern().listen(1, TOOLS), served.events() as events:
         await events.until("overview", lambda data: data["clients"])
         served.change("new")

@@ -157,7 +157,7 @@ async def test_undelivered_events_survive_a_restart_in_order_with_their_ids(tmp_
 
 
 async def test_event_that_was_emitted_survives_kill_9(tmp_path: Path) -> None:
-    """`emit` has returned, so the event is in the store, whatever the writer's thread does."""
+    """The event is in the store when `emit` returns, even if the thread of the writer has not run."""
     store = tmp_path / "state.db"
     async with event_receiver() as receiver:
         async with serving_events(store, declare=declare) as (_, client):

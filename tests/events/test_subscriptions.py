@@ -1,4 +1,4 @@
-"""`events/subscribe` and `events/unsubscribe` as the draft has them: checks, challenge, renewal, rights, and end."""
+"""`events/subscribe` and `events/unsubscribe`: checks, challenge, renewal, rights, and end."""
 
 from __future__ import annotations
 

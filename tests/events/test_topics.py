@@ -1,4 +1,4 @@
-"""Changes of topics as events: they need no code, and a retry is recognisable as one."""
+"""Changes of topics as events: they need no code, and a retry has the id of the first attempt."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`tidings emit DIR NAME JSON`: publish an event of a workspace."""
+"""`tidings emit DIR NAME JSON`: publish an event of a served workspace."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ def emit(
     matching: Annotated[
         str | None,
         typer.Option(
-            help="The values that the arguments of a subscription must have. The default is those in the data.",
+            help="The values that the arguments of a subscription must equal. The default is the data.",
             metavar="JSON",
         ),
     ] = None,
     event_id: Annotated[
-        str | None, typer.Option("--id", help="The id that the event has already. The default is a new one.")
+        str | None, typer.Option("--id", help="The id, if another service gave the event one. The default is a new id.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the id as one line of JSON.")] = False,
 ) -> None:
     """Publish an event to the clients that subscribed to it, through the server that runs with this folder.
 
-    The event is stored before this command ends, and delivered then. It prints the id of the event.
+    The server stores the event before this command ends, and delivers it afterwards. The command prints the id.
     """
     params: dict[str, Any] = {
         "name": name,

@@ -26,12 +26,12 @@ _RETRY_DELAY = 1.0
 """Seconds between two attempts to connect."""
 
 _READ_TIMEOUT = 30.0
-"""Seconds without an event after which the connection is lost: the server sends one every ten seconds."""
+"""Seconds without an event after which the connection counts as lost. The server sends one every ten seconds."""
 
 _BARS = "▁▂▃▄▅▆▇█"
 _MAX_SAMPLES = 60
 _MAX_ROWS = 6
-"""The maximum of rows of problems, of webhooks and of replicas."""
+"""Rows for problems, and as many for webhooks and for replicas."""
 
 _Show = Callable[[dict[str, Any]], None]
 
@@ -44,7 +44,7 @@ def top(
 ) -> None:
     """Show how busy a server is: clients, deliveries, latency, errors, webhooks and replicas.
 
-    The numbers are those of the server's console, and change as they do there. Stop with Ctrl-C.
+    The numbers are the same as in the console of the server, and are updated live. Stop with Ctrl-C.
     """
     if not is_url(target, "the URL of a served workspace"):
         fail(f"{target}: top needs the URL of a running server, for example http://127.0.0.1:8765/mcp")
@@ -71,13 +71,13 @@ def top(
 
 
 def _console_url(target: str) -> str:
-    """Return the URL of the console of a server whose endpoint, or console, is at `target`."""
+    """Return the URL of the console. `target` is the URL of the endpoint or of the console."""
     base = target.partition("?")[0].rstrip("/")
     return base if base.endswith("/console") else urljoin(base, "console")
 
 
 async def _show_all(url: str, token: str | None, show: _Show) -> None:
-    """Show each overview until Ctrl-C, also after the server restarts."""
+    """Show each overview until Ctrl-C. Connect again if the server restarts."""
     import asyncio
 
     from tidings.cli.remote import Unreachable
@@ -97,7 +97,7 @@ async def _show_all(url: str, token: str | None, show: _Show) -> None:
 
 
 async def _overviews(url: str, token: str | None) -> AsyncIterator[dict[str, Any]]:
-    """Yield the overview, with its history, at the start and after each change, until the server stops."""
+    """Yield the overview with its history, first the current one and then each new one, until the server stops."""
     import httpx2
     import msgspec
 
@@ -115,7 +115,7 @@ async def _overviews(url: str, token: str | None) -> AsyncIterator[dict[str, Any
                     if line.startswith("event: "):
                         name = line[7:]
                     elif line.startswith("data: ") and name == "overview":
-                        overview = _continue(overview, msgspec.json.decode(line[6:]))
+                        overview = _add_history(msgspec.json.decode(line[6:]), overview["history"])
                         yield overview
     except httpx2.RemoteProtocolError:
         return  # the server was stopped
@@ -125,13 +125,13 @@ async def _overviews(url: str, token: str | None) -> AsyncIterator[dict[str, Any
         raise TidingsError(f"{url} is not the console of a Tidings server") from None
 
 
-def _continue(previous: dict[str, Any], following: dict[str, Any]) -> dict[str, Any]:
-    """Return the following overview with the history so far."""
-    sample, history = following.pop("sample", None), previous["history"]
+def _add_history(overview: dict[str, Any], history: dict[str, list[Any]]) -> dict[str, Any]:
+    """Return a new overview with the history of the previous one and its own sample."""
+    sample = overview.pop("sample", None)
     if sample is not None and sample["time"] not in history["times"][-1:]:
         new = {"times": sample["time"], "deliveries": sample["deliveries"], "p95": sample["p95"]}
         history = {name: [*values, new[name]][-300:] for name, values in history.items()}
-    return following | {"history": history}
+    return overview | {"history": history}
 
 
 def _check(url: str, status: int, text: str, *, has_token: bool) -> None:

@@ -1,1 +1,1 @@
-"""The console: a page that shows which changes there were, which clients were told of them, and which fetched them."""
+"""The console: a web page that shows each change, the clients that were told of it, and the clients that fetched it."""

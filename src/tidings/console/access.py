@@ -1,12 +1,13 @@
-"""Who may use the console, and from which page: the token, the cookie, and the headers of browsers.
+"""Access control of the console: the token, the cookie, and the headers of browsers.
 
 * Without a token, only programs of this machine may use it. With one, every request needs the token (`Authorization:
   Bearer`) or the cookie that the login form sets.
-* A request that another site's page causes is refused (`Origin`, `Sec-Fetch-Site`), and so is a host name that leads to
-  this machine although it is not one of its names (DNS rebinding).
+* Requests from pages of other sites are refused (`Origin`, `Sec-Fetch-Site`). Requests for a host name that is not
+  accepted are refused too (DNS rebinding).
 * The page may load nothing from other hosts, and no other page may show it in a frame.
 
-The cookie is not the token: it is a signature by the token, with an end. All workers of a server accept it.
+The cookie does not contain the token. It contains its expiry time, signed with a key that is derived from the token. So
+all workers of a server accept it.
 """
 
 from __future__ import annotations
@@ -42,13 +43,13 @@ HEADERS: Final = {
 """The headers of every response of the console."""
 
 MARKER = "x-tidings-console"
-"""The header that every POST of the page has. A form of another site can't send it."""
+"""The header that each POST of the page has. A form on another site can't send it."""
 
 _LIFETIME = 12 * 3600
-"""Seconds after which a user has to log in again: a working day."""
+"""Seconds after which a user has to log in again: one working day."""
 
 _MAX_BODY = 8192
-"""Bytes of a login form."""
+"""Bytes of the body of a login request."""
 
 
 _LOGIN_FORM: Final = """<!doctype html>
@@ -75,10 +76,10 @@ _LOGIN_FORM: Final = """<!doctype html>
 
 
 class Access:
-    """Decides about each request of the console."""
+    """Decides whether a request to the console is accepted."""
 
     def __init__(self, token: str | None, security: TransportSecuritySettings | None, mode: str) -> None:
-        """`security` has the accepted Host headers; None accepts all if there is a token."""
+        """`security` has the accepted Host headers; None accepts all. Without a token, requests must be local."""
         self._token = token
         self._security = security
         self.can_write = mode == "write"
@@ -89,7 +90,7 @@ class Access:
         return self._token is not None
 
     async def refuse(self, request: Request, *, is_page: bool) -> tuple[int, str] | None:
-        """Return status and reason if a request comes from another site or by a foreign name; None if it may go on."""
+        """Return the status and the reason if the host or the site of a request is refused; None if it is accepted."""
         if self._security is not None and not await _is_accepted(request.headers.get("host", ""), self._security):
             return 421, f"{_host(request)} is not a name of this server; give it with --allow-host"
         if self._token is None and not is_local_request(request):
@@ -112,7 +113,7 @@ class Access:
         return self._is_valid_cookie(request.cookies.get(_cookie_name(request), ""))
 
     def refuse_post(self, request: Request, *, writes: bool) -> Response | None:
-        """Return the refusal of a POST to the API; None if it may go on."""
+        """Return the error response if a POST to the API is refused; None if it is accepted."""
         if request.headers.get(MARKER) != "1":
             return error(403, "A POST to the console needs the header X-Tidings-Console: 1")
         if writes and not self.can_write:
@@ -120,7 +121,7 @@ class Access:
         return None
 
     async def log_in(self, request: Request) -> Response:
-        """Respond to the login form: with the cookie, or with the form again."""
+        """Check the token of the login form. Respond with the cookie, or with the form again."""
         from urllib.parse import parse_qs
 
         body = b""
@@ -153,15 +154,16 @@ class Access:
             sent.encode("utf-8", "surrogateescape"), self._token.encode()
         )
 
-    def _sign(self, end: int) -> str:
-        return f"{end}.{hmac.new(self._key, str(end).encode(), 'sha256').hexdigest()}"
+    def _sign(self, expires: int) -> str:
+        """Return the value of a cookie."""
+        return f"{expires}.{hmac.new(self._key, str(expires).encode(), 'sha256').hexdigest()}"
 
     def _is_valid_cookie(self, cookie: str) -> bool:
-        end, _, _ = cookie.partition(".")
-        if not (end.isascii() and end.isdecimal()) or len(end) > 12:
+        expires, _, _ = cookie.partition(".")
+        if not (expires.isascii() and expires.isdecimal()) or len(expires) > 12:
             return False
-        return hmac.compare_digest(cookie.encode("utf-8", "replace"), self._sign(int(end)).encode()) and (
-            int(end) > time.time()
+        return hmac.compare_digest(cookie.encode("utf-8", "replace"), self._sign(int(expires)).encode()) and (
+            int(expires) > time.time()
         )
 
     def _set_cookie(self, request: Request, response: Response, value: str, lifetime: int) -> None:
@@ -185,7 +187,7 @@ def _to_page(request: Request) -> Response:
 
 
 def _cookie_name(request: Request) -> str:
-    """Return a name for this server: a browser sends a cookie to all ports of a host."""
+    """Return a cookie name that has the port of this server, because browsers send a cookie to all ports of a host."""
     return f"tidings-console-{request.url.port or 'default'}"
 
 
@@ -194,12 +196,12 @@ def _host(request: Request) -> str:
 
 
 async def _is_accepted(host: str, security: TransportSecuritySettings) -> bool:
-    """Return whether a Host header is accepted. Origin has stricter rules here: see `_is_same_site`."""
+    """Return whether a Host header is accepted. `_is_same_site` checks Origin, with stricter rules than the SDK."""
     from mcp.server.transport_security import TransportSecurityMiddleware
     from starlette.requests import Request
 
-    alone = Request({"type": "http", "method": "GET", "headers": [(b"host", host.encode("latin-1", "replace"))]})
-    return await TransportSecurityMiddleware(security).validate_request(alone, is_post=False) is None
+    only_host = Request({"type": "http", "method": "GET", "headers": [(b"host", host.encode("latin-1", "replace"))]})
+    return await TransportSecurityMiddleware(security).validate_request(only_host, is_post=False) is None
 
 
 def _is_same_site(request: Request) -> bool:

@@ -33,11 +33,11 @@ _TYPES: Final = {
     ".txt": "text/plain",
 }
 _PUBLIC: Final = frozenset({"style.css", "icon.svg"})
-"""The files that the login form needs."""
+"""The files that are served without a login, because the login form needs them."""
 _FILE_NAME: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
 
 _MAX_BODY = 4 << 20
-"""Bytes of a request: the limit of the SDK for the same calls."""
+"""Bytes of the body of a request. The SDK has the same limit."""
 
 _Handler = Callable[[Request], Awaitable[Response]]
 
@@ -77,14 +77,15 @@ class ConsoleRoutes:
     # Guards
 
     def _page(self, handler: _Handler) -> _Handler:
-        """Guard a handler that a browser may call without the cookie."""
+        """Guard a handler that needs no login. The handler may check the login itself."""
         return partial(self._guard, handler, True)
 
     def _api(self, handler: _Handler) -> _Handler:
+        """Guard a handler that needs a login."""
         return partial(self._guard, handler, False)
 
     def _get(self, view: Callable[[Mapping[str, str]], Any]) -> _Handler:
-        """Respond with the JSON of a view of the query and the path."""
+        """Return a handler that responds with a view, made from the parameters of the query and the path."""
 
         async def respond(request: Request) -> Response:
             return _json(view({**request.query_params, **request.path_params}))
@@ -98,7 +99,7 @@ class ConsoleRoutes:
         return self._api(respond)
 
     def _call(self, action: Callable[[dict[str, Any]], Awaitable[Any]]) -> _Handler:
-        """Respond with the JSON of an action on the body and the path."""
+        """Return a handler that calls an action with the members of the body and the parameters of the path."""
 
         async def respond(request: Request) -> Response:
             return _json(await action({**await _read_object(request), **request.path_params}))

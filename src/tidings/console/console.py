@@ -1,4 +1,4 @@
-"""The console of one server: it records what happens from its construction on, and makes the routes that show it."""
+"""The console of one server: it records changes and deliveries from its construction on, and makes its routes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["Console", "Mode"]
 
 Mode = Literal["read", "write"]
-"""Whether a user of the console can only read, or call tools and end streams too."""
+"""`write` also allows calling tools, reading resources, getting prompts, and ending streams."""
 
 _SAMPLE_INTERVAL = 1.0
 
@@ -63,4 +63,4 @@ class Console:
             await asyncio.sleep(_SAMPLE_INTERVAL)
             with self._server.hub.catalog.lock:
                 self._samples.take(self._server.hub.catalog.now())
-                self._record.settle()
+                self._record.expire_deadlines()

@@ -1,37 +1,33 @@
 """The record of a hub: its last changes, which subscribers were told of each, and which clients fetched it.
 
-The hub reports each publication and the exceptions: subscribers that were told later, or not. All others that watched
-the topic were told immediately, so nothing is recorded for them. A subscription is stored with the number of the last
-change before it, which shows later whether its subscriber had to be told of a change.
+The hub reports each publication, and each subscriber that is told later or not at all. The record keeps a `Delivery`
+for these only: all other subscribers that watch the topic were told immediately. Each subscription is stored with the
+number of the last change before it. So the record can tell later whether the subscriber watched the topic of a change.
 
-A change is *fetched* by a client that gets its list or content, as of this change or later, within 30 seconds after it
-was told.
+A client has *fetched* a change if it got the list or content, as of this change or later, within 30 seconds after the
+notification.
 
-The record is bounded: the oldest changes, and the oldest exceptions, are dropped. The counts of a change stay exact.
+The record is bounded: it drops the oldest changes and the oldest deliveries. The counts of a change stay exact.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Hashable, Iterable, Iterator, Mapping
-from enum import StrEnum
-from itertools import count
+from itertools import count, islice
 from typing import Final
 
-import msgspec
-
+from tidings.console.change import FETCH_TIMEOUT, Delivery, PublishedChange, State
+from tidings.console.client import MAX_FETCHES, RecordedClient, Watch, WatchedKey
 from tidings.core.counts import SuppressionReason
 from tidings.core.hub import Hub
 from tidings.core.mailbox import NEVER, is_topic_muted
 from tidings.core.model import Change, Feature, Notification, Reason, Topic, Version
 from tidings.core.observer import Observer
-from tidings.core.subscriber import ConnectionKind, Subscriber
+from tidings.core.subscriber import Subscriber
 from tidings.server.client_identity import ClientIdentity
 
-__all__ = ["FETCH_TIMEOUT", "Delivery", "PublishedChange", "Record", "RecordedClient", "State", "Updates"]
-
-FETCH_TIMEOUT: Final = 30.0
-"""Seconds within which a client that was told is expected to fetch."""
+__all__ = ["Record", "Updates"]
 
 _MAX_CHANGES = 1000
 _MAX_ITEMS = 64
@@ -39,205 +35,22 @@ _MAX_ITEMS = 64
 _MAX_BYTES = 16 << 20
 """Bytes of the definitions of all changes."""
 _MAX_DELIVERIES = 50_000
-"""Exceptions of all changes, some 200 bytes each."""
+"""Deliveries of all changes, some 200 bytes each."""
 _MAX_CLOSED = 500
-"""Clients that are kept after they have left."""
-_MAX_LEFT = 64
-"""Subscribers that were just closed."""
+"""Closed clients that are kept."""
+_MAX_JUST_CLOSED = 64
+"""Subscribers in `Record._just_closed`."""
 _MAX_REMOVED = 1000
-"""Clients that came and left since a page was told last. It is told of them in case that it requested them."""
-_MAX_ENDED = 100
-"""Subscriptions of one client that are kept after they have ended."""
-_MAX_FETCHES = 32
-"""Fetches of one topic by one client."""
+"""Clients that opened and closed between two events for a page. The page gets their ids, because it may have requested
+them in between."""
 _MAX_TOPICS = 256
 """Topics of one client whose fetches are kept."""
-_MAX_SAME = 64
-"""Clients with the same identity among which the one that fetches is searched."""
-
-
-class State(StrEnum):
-    """What became of one change for one subscriber."""
-
-    TOLD = "told"
-    PENDING = "pending"
-    SUPPRESSED = "suppressed"
-    SUPERSEDED = "superseded"
-    """A later change of the same topic was told instead."""
-    CLOSED = "closed"
-    """The subscription ended while the change was pending."""
-
-
-_NO_COUNTS: Final = dict.fromkeys(State, 0)
-
-
-class Delivery:
-    """One change for one subscriber that was not told immediately."""
-
-    __slots__ = ("is_fetched", "latency", "reason", "state", "time")
-
-    def __init__(self, state: State, reason: str | None, time: float) -> None:
-        self.state = state
-        self.reason = reason
-        self.time = time
-        """When it reached this state."""
-        self.latency: float | None = None
-        self.is_fetched = False
-
-
-class PublishedChange(msgspec.Struct, eq=False, kw_only=True):
-    """The changes of one topic in one publication. A struct, because one is made for each publication."""
-
-    id: int
-    topic: Topic
-    version: Version
-    time: float
-    changes: tuple[Change, ...]
-    """At most `_MAX_ITEMS`."""
-    keys: list[Topic]
-    """The subscriptions that matched."""
-    is_truncated: bool
-    """Whether items or exceptions are missing."""
-    is_missing_exceptions: bool = False
-    size: int
-    """Bytes of the definitions."""
-    published: float
-    latency: float = 0.0
-    """Of the subscribers that were told immediately."""
-    max_latency: float = 0.0
-    reached: int
-    """The subscribers that had to be told."""
-    unable: int = 0
-    """Those among them that fetch nothing: callbacks and webhooks."""
-    counts: dict[State, int] = msgspec.field(default_factory=_NO_COUNTS.copy)
-    """The exceptions that are in each state now."""
-    deliveries: dict[int, Delivery] = msgspec.field(default_factory=dict)
-    """The exceptions, by the id of the client."""
-    fetched: int = 0
-    """The clients that were told and fetched in time."""
-    deadline: float = 0.0
-    """When the last client that was told has to have fetched."""
-
-    @property
-    def told(self) -> int:
-        if not self.deliveries and not self.is_missing_exceptions:
-            return self.reached
-        counts = self.counts
-        return self.reached - sum(counts.values()) + counts[State.TOLD]
-
-    def not_fetched(self, now: float) -> int:
-        """Return the number of clients that were told, and have not fetched in time."""
-        if now < self.published + FETCH_TIMEOUT:
-            return 0
-        waiting = 0
-        if now < self.deadline:
-            start = now - FETCH_TIMEOUT
-            waiting = sum(
-                each.state is State.TOLD and not each.is_fetched and each.time > start
-                for each in self.deliveries.values()
-            )
-        return max(0, self.told - self.unable - self.fetched - waiting)
-
-
-class _Key:
-    """A feature, URI or pattern that is watched."""
-
-    __slots__ = ("count", "last", "unable", "watchers")
-
-    def __init__(self) -> None:
-        self.watchers = 0
-        self.unable = 0
-        """The watchers that fetch nothing."""
-        self.count = 0
-        """The publications that reached all watchers of this key, and only these."""
-        self.last: PublishedChange | None = None
-        """The last of them."""
-
-
-class _Watch:
-    __slots__ = ("count", "since")
-
-    def __init__(self, since: int, count: int) -> None:
-        self.since = since
-        """The number of the last change before the subscription."""
-        self.count = count
-
-
-class RecordedClient:
-    """One subscriber: a client's stream or session, a webhook, or a callback."""
-
-    __slots__ = (
-        "base",
-        "closed",
-        "connected",
-        "ended",
-        "fetches",
-        "id",
-        "identity",
-        "is_authorized",
-        "kind",
-        "label",
-        "last",
-        "last_fetched",
-        "pending",
-        "sent",
-        "subscriber",
-        "suppressed",
-        "watches",
-    )
-
-    def __init__(self, id: int, subscriber: Subscriber, connected: float) -> None:
-        self.id = id
-        self.subscriber: Subscriber | None = subscriber
-        """None after it was closed."""
-        self.label = subscriber.label
-        self.kind: ConnectionKind = subscriber.kind
-        self.is_authorized = subscriber.is_authorized
-        self.identity = ClientIdentity()
-        self.connected = connected
-        self.closed: str | None = None
-        """The reason for which it was closed."""
-        self.watches: dict[Topic, _Watch] = {}
-        self.ended: deque[tuple[Topic, int, int]] = deque(maxlen=_MAX_ENDED)
-        """Subscriptions that have ended: the topic, and the numbers of the last changes before and in it."""
-        self.base = 0
-        """Notifications, beside those that the counts of the watched keys include."""
-        self.suppressed = 0
-        self.pending: dict[Topic, tuple[PublishedChange, Delivery]] = {}
-        """The newest change of each topic that is in its mailbox."""
-        self.sent: dict[Topic, tuple[PublishedChange, Delivery]] = {}
-        """Those that were passed on and not confirmed yet."""
-        self.last: tuple[float, float] | None = None
-        """Time and latency of a notification, unless the last publication of a watched key is newer."""
-        self.fetches: dict[Topic, deque[tuple[float, int]]] = {}
-        """Time and revision of the fetches that got something new."""
-        self.last_fetched: dict[Topic, float] = {}
-
-    @property
-    def can_fetch(self) -> bool:
-        """Whether its fetches can be seen: it has requests of its own."""
-        return self.kind.transport == "http"
-
-    def was_watching(self, change: PublishedChange) -> bool:
-        """Return whether the client had to be told of a change."""
-        for key in change.keys:
-            watch = self.watches.get(key)
-            is_watched = watch is not None and watch.since < change.id
-            if is_watched or any(topic == key and since < change.id <= until for topic, since, until in self.ended):
-                is_exact = key == change.topic or self.is_authorized is None
-                return is_exact or (self.is_authorized is not None and self.is_authorized(str(change.topic)))
-        return False
-
-    def first_fetch(self, change: PublishedChange) -> tuple[float, bool]:
-        """Return when the client first got this change, and whether that is known. The time is 0 for never."""
-        fetches = self.fetches.get(change.topic) or deque[tuple[float, int]]()
-        found = next((time for time, revision in fetches if revision >= change.version.revision), 0.0)
-        is_first = bool(fetches) and fetches[0][1] >= change.version.revision
-        return found, not (is_first and len(fetches) == _MAX_FETCHES)
+_MAX_CANDIDATES = 64
+"""Clients with the same identity that are searched for the one that fetches."""
 
 
 class Updates:
-    """What changed in a record since a page was told last. A set, so that a slow page costs no memory."""
+    """Collects the ids of what to send to one page. Each id is stored once, so a slow page needs little memory."""
 
     __slots__ = ("changes", "clients", "last_change", "last_client", "removed")
 
@@ -245,15 +58,19 @@ class Updates:
         self.last_change = last_change
         """The newest change that the page knows."""
         self.changes: dict[int, None] = {}
-        """The changes, known to the page, whose counts differ."""
+        """The changes that the page knows, and whose counts are different now."""
         self.clients: dict[int, None] = {}
         self.removed: dict[int, None] = {}
+        """The clients that were closed."""
         self.last_client = 0
-        """The newest client when the page was told last. It does not know later ones."""
+        """The newest client that the page knows."""
 
 
 class Record(Observer):
-    """Add it to the observers of a hub with `start`. All methods need the hub's lock, except those for clients."""
+    """Records what a hub reports, from `start` on.
+
+    The caller of a method holds the lock of the hub, except for `start`, `client_connected` and `client_fetched`.
+    """
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
@@ -267,22 +84,22 @@ class Record(Observer):
         self._size = 0
         self._deliveries = 0
         self._current: PublishedChange | None = None
-        self._audience: list[RecordedClient] = []
-        """The clients of the present publication, if it reaches the watchers of several keys."""
+        self._reached: list[RecordedClient] = []
+        """The clients that the current publication reaches, if its topic matches several keys."""
         self._deadlines: deque[tuple[float, PublishedChange]] = deque()
         self.clients: dict[int, RecordedClient] = {}
         """The open subscribers, and the last that were closed."""
         self._open: dict[Subscriber, RecordedClient] = {}
         self._closed: deque[RecordedClient] = deque()
-        self._left: dict[Subscriber, RecordedClient] = {}
-        """The subscribers that were closed last: their turn in the present publication may still come, or they were
-        closed by what they were told."""
-        self._keys: dict[Topic, _Key] = {}
-        self._same: dict[Hashable, dict[RecordedClient, None]] = {}
-        """The open clients by their identity; the one that fetched last is the last."""
+        self._just_closed: dict[Subscriber, RecordedClient] = {}
+        """The subscribers that were closed last. The hub may still report their part of the current publication."""
+        self._keys: dict[Topic, WatchedKey] = {}
+        self._by_identity: dict[Hashable, dict[RecordedClient, None]] = {}
+        """The open clients by identity, ordered by their last fetch."""
         self.updates: set[Updates] = set()
 
     def start(self) -> None:
+        """Add the record to the observers of the hub."""
         with self._hub.catalog.lock:
             for subscriber in self._hub:
                 self.opened(subscriber)
@@ -305,12 +122,12 @@ class Record(Observer):
         return self._open.values()
 
     def delivered_to(self, client: RecordedClient) -> int:
-        """Return the number of notifications that a client was told."""
+        """Return the number of notifications that a client got."""
         keys = self._keys
-        return client.base + sum(keys[topic].count - watch.count for topic, watch in client.watches.items())
+        return client.count_offset + sum(keys[topic].count - watch.count for topic, watch in client.watches.items())
 
     def last_told(self, client: RecordedClient) -> tuple[float, float] | None:
-        """Return time and latency of the newest notification that a client was told."""
+        """Return the time and latency of the newest notification that a client got."""
         newest = client.last
         for topic, watch in client.watches.items():
             newest = self._newer(client, self._keys[topic], watch, newest)
@@ -328,7 +145,7 @@ class Record(Observer):
             known = self._open.get(subscriber)
             if known is not None:
                 known.identity = client
-                self._same.setdefault(client.key, {})[known] = None
+                self._by_identity.setdefault(client.key, {})[known] = None
                 self._touch_client(known)
 
     def subscribed(self, subscriber: Subscriber, topics: list[Topic], told: Mapping[Topic, Version | None]) -> None:
@@ -338,10 +155,10 @@ class Record(Observer):
             if topic not in client.watches:
                 key = self._keys.get(topic)
                 if key is None:
-                    key = self._keys[topic] = _Key()
+                    key = self._keys[topic] = WatchedKey()
                 key.watchers += 1
                 key.unable += not client.can_fetch
-                client.watches[topic] = _Watch(self.last_id, key.count)
+                client.watches[topic] = Watch(self.last_id, key.count)
         self._touch_client(client)
 
     def unsubscribed(
@@ -357,9 +174,9 @@ class Record(Observer):
         client = self._open.pop(subscriber, None)
         if client is None:
             return
-        self._left[subscriber] = client
-        if self._current is None and len(self._left) > _MAX_LEFT:
-            del self._left[next(iter(self._left))]
+        self._just_closed[subscriber] = client
+        if self._current is None and len(self._just_closed) > _MAX_JUST_CLOSED:
+            del self._just_closed[next(iter(self._just_closed))]
         for topic in list(client.watches):
             self._unwatch(client, topic)
         for change, delivery in (*client.pending.values(), *client.sent.values()):
@@ -367,11 +184,11 @@ class Record(Observer):
                 self._set_state(change, client, delivery, State.CLOSED, reason.value)
         client.pending, client.sent = {}, {}
         client.subscriber, client.closed = None, reason.value
-        same = self._same.get(client.identity.key)
-        if same is not None:
-            same.pop(client, None)
-            if not same:
-                del self._same[client.identity.key]
+        same_identity = self._by_identity.get(client.identity.key)
+        if same_identity is not None:
+            same_identity.pop(client, None)
+            if not same_identity:
+                del self._by_identity[client.identity.key]
         self._closed.append(client)
         if len(self._closed) > _MAX_CLOSED:
             del self.clients[self._closed.popleft().id]
@@ -382,7 +199,7 @@ class Record(Observer):
 
     def _unwatch(self, client: RecordedClient, topic: Topic) -> None:
         watch, key = client.watches.pop(topic), self._keys[topic]
-        client.base += key.count - watch.count
+        client.count_offset += key.count - watch.count
         client.last = self._newer(client, key, watch, client.last)
         client.ended.append((topic, watch.since, self.last_id))
         key.watchers -= 1
@@ -392,9 +209,9 @@ class Record(Observer):
 
     @staticmethod
     def _newer(
-        client: RecordedClient, key: _Key, watch: _Watch, known: tuple[float, float] | None
+        client: RecordedClient, key: WatchedKey, watch: Watch, known: tuple[float, float] | None
     ) -> tuple[float, float] | None:
-        """Return time and latency of the last publication of a key, if the client was told and it is newer."""
+        """Return the newer of `known` and the last publication of a key that the client was told immediately."""
         last = key.last
         if last is None or last.id <= watch.since or client.id in last.deliveries:
             return known
@@ -442,9 +259,9 @@ class Record(Observer):
                 key.count += 1
                 change.unable = key.unable
         else:
-            self._audience = [self._open[subscriber] for subscriber in subscribers]
-            for client in self._audience:
-                client.base += 1
+            self._reached = [self._open[subscriber] for subscriber in subscribers]
+            for client in self._reached:
+                client.count_offset += 1
                 change.unable += not client.can_fetch
         if len(self.changes) > _MAX_CHANGES or self._size > _MAX_BYTES:
             self._drop_oldest()
@@ -453,8 +270,8 @@ class Record(Observer):
         change, self._current = self._current, None
         if change is None:
             return
-        if self._left:
-            self._left.clear()
+        if self._just_closed:
+            self._just_closed.clear()
         now = change.published = self._now()
         change.latency = max(0.0, now - change.time)
         if change.told:
@@ -465,8 +282,8 @@ class Record(Observer):
             if key is not None:
                 key.last = change
             return
-        audience, self._audience = self._audience, []
-        for client in audience:
+        reached, self._reached = self._reached, []
+        for client in reached:
             if client.id not in change.deliveries:
                 client.last = (now, change.latency)
 
@@ -503,13 +320,13 @@ class Record(Observer):
         client.sent[topic] = pending
 
     def delivered(self, subscriber: Subscriber, notification: Notification, seconds: float) -> None:
-        client, topic = self._open.get(subscriber) or self._left.get(subscriber), notification.topic
+        client, topic = self._open.get(subscriber) or self._just_closed.get(subscriber), notification.topic
         if client is None:
             return
         sent = client.sent.pop(topic, None) or client.pending.pop(topic, None)
         change = self._find(topic, notification.version.revision)
         now = self._now()
-        client.base += 1
+        client.count_offset += 1
         client.last = (now, seconds)
         self._touch_client(client)
         if sent is not None and sent[0] is not change:
@@ -521,7 +338,7 @@ class Record(Observer):
         if delivery is not None:
             self._set_state(change, client, delivery, State.TOLD)
         elif client.was_watching(change):
-            return  # it was told again, because it may not have read the first notification
+            return  # the hub repeats a notification that the client may not have read
         else:
             delivery = self._add_late(change, client, State.TOLD)
         delivery.latency, delivery.time = seconds, now
@@ -533,7 +350,7 @@ class Record(Observer):
             change.fetched += 1
 
     def suppressed(self, subscriber: Subscriber, topic: Topic, reason: SuppressionReason) -> None:
-        client = self._open.get(subscriber) or self._left.get(subscriber)
+        client = self._open.get(subscriber) or self._just_closed.get(subscriber)
         if client is None:
             return
         is_ended = reason is SuppressionReason.UNSUBSCRIBED
@@ -563,7 +380,7 @@ class Record(Observer):
             self._add(self._current, client, State.CLOSED if is_closed else State.SUPERSEDED, "overflow")
 
     def failed(self, subscriber: Subscriber, notification: Notification, error: BaseException) -> None:
-        client = self._open.get(subscriber) or self._left.get(subscriber)
+        client = self._open.get(subscriber) or self._just_closed.get(subscriber)
         if client is None:
             return
         pending = client.pending.pop(notification.topic, None)
@@ -581,8 +398,8 @@ class Record(Observer):
                 return
             now = self._now()
             known.last_fetched[topic] = now
-            fetches = known.fetches.setdefault(topic, deque(maxlen=_MAX_FETCHES))
-            # Not a change that is not published yet: its notification will be another reason to fetch.
+            fetches = known.fetches.setdefault(topic, deque(maxlen=MAX_FETCHES))
+            # Exclude changes that are not published yet: their clients are expected to fetch after the notification.
             revision = min(revision, self._hub.notifications.version(topic).revision)
             before = fetches[-1][1] if fetches else -1
             if revision > before:
@@ -591,18 +408,21 @@ class Record(Observer):
             self._touch_client(known)
 
     def _find_fetcher(self, identity: ClientIdentity, topic: Topic) -> RecordedClient | None:
-        """Return the client that fetches. Of several with one identity, the one that has not fetched for the longest
-        time, because all of them fetch after a notification."""
-        same = self._same.get(identity.key, {})
-        for client, _ in zip(same, range(_MAX_SAME), strict=False):
-            if not isinstance(topic, Feature) or topic in client.watches or len(same) == 1:
-                del same[client]
-                same[client] = None
+        """Return the client that fetches.
+
+        Several clients can have the same identity. All of them fetch after a notification, so return the one whose last
+        fetch is the oldest.
+        """
+        candidates = self._by_identity.get(identity.key, {})
+        for client in islice(candidates, _MAX_CANDIDATES):
+            if not isinstance(topic, Feature) or topic in client.watches or len(candidates) == 1:
+                del candidates[client]
+                candidates[client] = None
                 return client
         return None
 
     def _count_fetch(self, client: RecordedClient, topic: Topic, before: int, revision: int, now: float) -> None:
-        """Count the changes that a client was told in time and gets with this fetch."""
+        """Count each change that a fetch returns, if the client was told of it and fetches in time."""
         for change in reversed(self._by_topic.get(topic, ())):
             if change.version.revision <= before or change.deadline < now:
                 break
@@ -617,8 +437,8 @@ class Record(Observer):
                     delivery.is_fetched = True
                 self._touch(change)
 
-    def settle(self) -> None:
-        """Mark the changes as updated whose clients had to fetch until now."""
+    def expire_deadlines(self) -> None:
+        """Mark the changes whose time to fetch is over as updated."""
         now = self._now()
         while self._deadlines and self._deadlines[0][0] < now:
             self._touch(self._deadlines.popleft()[1])
@@ -628,15 +448,15 @@ class Record(Observer):
     def _add(
         self, change: PublishedChange, client: RecordedClient, state: State, reason: str | None = None
     ) -> Delivery:
-        """Record an exception of the present publication."""
-        client.base -= 1
+        """Record that the current publication was not told to a subscriber immediately."""
+        client.count_offset -= 1
         if len(change.keys) == 1 and (watch := client.watches.get(change.topic)) is not None:
-            # The last publication of the key is still the one before.
+            # `key.last` is still the previous publication: `published` sets it.
             client.last = self._newer(client, self._keys[change.topic], watch, client.last)
         return self._store(change, client, state, reason)
 
     def _add_late(self, change: PublishedChange, client: RecordedClient, state: State) -> Delivery:
-        """Record a subscriber that came after the publication, or that is told of it again."""
+        """Record the delivery of a change to a subscriber that may have subscribed after the publication."""
         if change is self._current or client.was_watching(change):
             return self._add(change, client, state)
         change.reached += 1
@@ -673,7 +493,7 @@ class Record(Observer):
 
     def _set_deadline(self, change: PublishedChange, now: float) -> None:
         deadline = now + FETCH_TIMEOUT
-        if deadline > change.deadline + 1.0:  # a change may be told to thousands of clients, one after the other
+        if deadline > change.deadline + 1.0:  # at most one entry per second, however many clients are told
             self._deadlines.append((deadline, change))
         change.deadline = deadline
 
@@ -696,14 +516,14 @@ class Record(Observer):
                 del self._by_topic[oldest.topic]
 
     def _drop_deliveries(self) -> None:
-        """Drop the exceptions of the oldest changes, a tenth at once."""
+        """Drop the deliveries of the oldest changes, until a tenth of the limit is free."""
         for change in self.changes:
             if self._deliveries <= _MAX_DELIVERIES * 0.9:
                 return
             if change.deliveries:
                 self._deliveries -= len(change.deliveries)
                 change.deliveries = {}
-                change.is_truncated = change.is_missing_exceptions = True
+                change.is_truncated = change.is_missing_deliveries = True
 
     def _touch(self, change: PublishedChange) -> None:
         for updates in self.updates:

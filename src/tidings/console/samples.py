@@ -1,4 +1,4 @@
-"""One measurement per second of the last five minutes: deliveries and their latency, from the counters of a hub."""
+"""Samples of the last five minutes, one per second: the number of deliveries and their latency."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _MAX_SAMPLES = 300
 class Sample(NamedTuple):
     time: float
     deliveries: int
-    """Since the sample before."""
+    """The deliveries since the previous sample."""
     seconds: float
-    """The time since then."""
+    """The seconds since the previous sample."""
     p95: float | None
 
 
@@ -39,14 +39,16 @@ class Samples:
 
     @property
     def deliveries_per_second(self) -> float:
-        """The mean of the last ten seconds."""
+        """The mean of the last ten samples."""
         last = list(self.all)[-10:]
         return sum(each.deliveries for each in last) / sum(each.seconds for each in last) if last else 0.0
 
 
 def percentile(counts: Sequence[int], share: float) -> float | None:
-    """Return a percentile of a histogram with the bounds of `Latency`, interpolated within its bucket; None if it is
-    empty."""
+    """Return a percentile of a histogram, interpolated within its bucket; None if the histogram is empty.
+
+    The histogram has the bounds of `Latency`.
+    """
     total = sum(counts)
     if not total:
         return None

@@ -1,7 +1,7 @@
-"""The stream of events of one page: what changed since the page was told last, at most four times per second.
+"""The server-sent events for one page: what changed since the last events, at most four times per second.
 
-A page that reads slowly delays only itself: while it does not read, what it has to be told is a set of changes and
-clients, and not a queue. `docs/console.md` lists the events.
+A page that reads slowly does not delay others. While it does not read, the server keeps one set of changed ids for it,
+and not a queue of events. `docs/console.md` lists the events.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ __all__ = ["EventStream"]
 
 _INTERVAL: Final = 0.25
 _HEARTBEAT: Final = 10.0
-"""Seconds without a change after which the page gets a comment and the overview."""
+"""Seconds after which the page gets the overview or a comment, if nothing changes."""
 _OVERVIEW_INTERVAL: Final = 1.0
 _MAX_CHANGES = 25
-"""Changes in one turn: more than anyone can read. The page gets the newest of them, and can request the others."""
+"""New changes that are sent at once: more than anyone can read. The page can request the older ones."""
 _MAX_UPDATED = 100
 _MAX_CLIENTS = 100
-"""Clients in one turn. The others follow in the next turns."""
+"""Clients that are sent at once. The others are sent next time."""
 
 
 class EventStream:
@@ -49,7 +49,7 @@ class EventStream:
         self._is_overview_due = True
 
     async def events(self) -> AsyncIterator[bytes]:
-        """Yield the events until the server stops or the page disconnects."""
+        """Yield events until the server stops or the page disconnects."""
         loop = asyncio.get_running_loop()
         self._record.updates.add(self._updates)
         try:
@@ -65,13 +65,13 @@ class EventStream:
                     yield b"".join(events)
                 elif now - written_at >= _HEARTBEAT:
                     written_at = now
-                    yield b": still here\n\n"
+                    yield b": heartbeat\n\n"
                 await asyncio.sleep(_INTERVAL)
         finally:
             self._record.updates.discard(self._updates)
 
     def _take(self, now: float) -> list[bytes]:
-        """Return the events for what changed since the last call."""
+        """Return the events for all changes since the last call."""
         with self._hub.catalog.lock:
             events = [*self._take_changes(), *self._take_clients(), *self._take_catalog()]
             self._is_overview_due = self._is_overview_due or bool(events)
@@ -126,7 +126,7 @@ class EventStream:
         if waited < _OVERVIEW_INTERVAL or not (self._is_overview_due or has_news or waited >= _HEARTBEAT):
             return []
         self._sample, self._overview_at, self._is_overview_due = sample, now, False
-        shown = self._views.present()
+        shown = self._views.current_overview()
         if sample is not None:
             shown["sample"] = self._views.sample_json(sample)
         return [_event("overview", shown)]

@@ -1,6 +1,6 @@
 """The JSON that the console shows, made from the record, the hub and the catalog of one server.
 
-All methods are called on the event loop of the server.
+Call all methods on the event loop of the server.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from mcp.shared.exceptions import MCPError
 
-from tidings.console.record import FETCH_TIMEOUT, PublishedChange, Record, RecordedClient, State
+from tidings.console.change import FETCH_TIMEOUT, PublishedChange, State
+from tidings.console.client import RecordedClient
+from tidings.console.record import Record
 from tidings.console.samples import Sample, Samples, percentile
 from tidings.core.encoding import iso_time, safe_json
 from tidings.core.field_diff import ABSENT, FieldChange, compare_fields
@@ -42,14 +44,14 @@ _MAX_LIMIT = 1000
 _MAX_FIELDS = 100
 """Fields of one item in a change."""
 _MAX_VALUE = 4000
-"""Characters of a value in a change. A longer one is shown as text, up to here."""
+"""Characters of a value in a change. A longer value is shown as text that ends here."""
 _MAX_DESCRIPTION = 200
 _MAX_DELIVERIES = 5000
 _MAX_WATCHES = 500
 _MAX_RECENT = 20
 _MAX_WATCHERS = 500
 _MAX_CACHED = 256
-"""Changes whose differences are kept."""
+"""Changes whose differing fields are cached."""
 
 
 class Served(Protocol):
@@ -85,14 +87,14 @@ class Views:
         self._has_login = has_login
         self._problems: dict[str, float] = {}
         """When each problem of the workspace was first seen."""
-        self._items: dict[int, list[dict[str, Any]]] = {}
-        """The differences of the changes that were shown last."""
+        self._cached_items: dict[int, list[dict[str, Any]]] = {}
+        """A cache of the items and fields of recent changes, by the id of the change."""
 
     # Overview
 
     def overview(self, params: Mapping[str, str]) -> dict[str, Any]:
         samples = list(self._samples.all)
-        return self.present() | {
+        return self.current_overview() | {
             "history": {
                 "times": [round(each.time, 3) for each in samples],
                 "deliveries": [round(each.deliveries / each.seconds, 2) for each in samples],
@@ -100,7 +102,7 @@ class Views:
             }
         }
 
-    def present(self) -> dict[str, Any]:
+    def current_overview(self) -> dict[str, Any]:
         """Return the overview without its history."""
         server, hub, counts = self._server, self._hub, self._hub.counts
         lowlevel, latency = server.lowlevel, list(counts.latency.counts)
@@ -200,20 +202,19 @@ class Views:
             return self.change_json(change) | {"deliveries": deliveries, "isTruncated": is_truncated}
 
     def change_json(self, change: PublishedChange) -> dict[str, Any]:
-        first = change.changes[-1]
         return {
             "id": change.id,
             "time": iso_time(change.time),
             "topic": _topic(change.topic),
             "revision": change.version.revision,
             "digest": change.version.digest,
-            "source": self._source(first),
+            "source": self._source(),
             "items": self._items_of(change),
             **self.counts_json(change),
         }
 
     def counts_json(self, change: PublishedChange) -> dict[str, Any]:
-        """Return the part of a change that may differ later."""
+        """Return the part of a change that may still change."""
         late = [each.latency for each in change.deliveries.values() if each.latency is not None]
         immediate = change.told - len(late)
         median: float | None = change.latency if immediate >= len(late) else statistics.median(late)
@@ -229,34 +230,35 @@ class Views:
             "latency": {"p50": median, "max": change.max_latency} if change.told else {"p50": None, "max": None},
         }
 
-    def _source(self, change: Change) -> str:
+    def _source(self) -> str:
+        """Return where the changes of this server come from."""
         if self._server.replica is not None:
             return "cluster"
         return "workspace" if hasattr(self._server.source, "problems") else "code"
 
     def _items_of(self, change: PublishedChange) -> list[dict[str, Any]]:
-        items = self._items.get(change.id)
+        items = self._cached_items.get(change.id)
         if items is None:
-            items = self._items[change.id] = [
+            items = self._cached_items[change.id] = [
                 {"operation": each.operation.value, "key": each.key, "fields": _fields(each)} for each in change.changes
             ]
-            if len(self._items) > _MAX_CACHED:
-                del self._items[next(iter(self._items))]
+            if len(self._cached_items) > _MAX_CACHED:
+                del self._cached_items[next(iter(self._cached_items))]
         return items
 
     def _matches(self, change: PublishedChange, text: str) -> bool:
-        """Return whether a change has a text in its topic, or in the key or a field's path of an item."""
+        """Return whether the topic, the key of an item, or the path of a field contains a text."""
         if text in _topic(change.topic).casefold() or any(text in each.key.casefold() for each in change.changes):
             return True
         paths = (field["path"] for item in self._items_of(change) for field in item["fields"])
         return any(text in path.casefold() for path in paths)
 
     def _deliveries(self, change: PublishedChange) -> tuple[list[dict[str, Any]], bool]:
-        """Return what became of a change for each client, and whether these are all."""
+        """Return the delivery of a change to each client, and whether the list is complete."""
         found: list[dict[str, Any]] = []
         for client in self._record.clients.values():
             delivery = change.deliveries.get(client.id)
-            if delivery is None and (change.is_missing_exceptions or not client.was_watching(change)):
+            if delivery is None and (change.is_missing_deliveries or not client.was_watching(change)):
                 continue
             if len(found) >= _MAX_DELIVERIES:
                 return found, False
@@ -274,12 +276,13 @@ class Views:
                     "fetchedAfter": after,
                 }
             )
-        # Clients that left long ago are no longer known.
+        # The record has dropped the clients that left long ago.
         return found, len(found) >= change.reached
 
     def _fetch_of(
         self, client: RecordedClient, change: PublishedChange, state: State, told_at: float
     ) -> tuple[str, float | None]:
+        """Return whether a client fetched a change, and how many seconds after the notification."""
         if state is not State.TOLD or not client.can_fetch:
             return "not applicable", None
         fetched_at, is_known = client.first_fetch(change)
@@ -332,7 +335,7 @@ class Views:
         }
 
     def client_view(self, params: Mapping[str, str]) -> dict[str, Any]:
-        """Return what a client gets from list requests, if the server lists the same items for every caller."""
+        """Return the lists that a client gets, with a note if the server may list other items for each caller."""
         self._find_client(params)
         shared = all(self._server.list_cache.can_serve(f"{feature.value}/list") for feature in Feature)
         note = None if shared else "This server may list other items for each caller; these are those without a caller."
@@ -375,6 +378,7 @@ class Views:
         }
 
     def _recent(self, client: RecordedClient) -> Iterator[dict[str, Any]]:
+        """Yield the deliveries to a client, the newest first."""
         for change in self._record.find_before(self._record.last_id + 1):
             delivery = change.deliveries.get(client.id)
             if delivery is None and not client.was_watching(change):
@@ -425,14 +429,12 @@ class Views:
         hub = self._hub
         with hub.catalog.lock:
             revisions = {each.key: each.revision for each in hub.journal.kept_since(0, feature)[0]}
-            watched = len(hub.subscribers(feature)) if feature is not Feature.RESOURCES else 0
+            is_content = feature is Feature.RESOURCES
+            list_watchers = 0 if is_content else len(hub.subscribers(feature))
             return [
-                _item(item, revisions.get(item.key), watched or self._count_watchers(feature, item.key))
+                _item(item, revisions.get(item.key), len(hub.subscribers(item.key)) if is_content else list_watchers)
                 for item in hub.catalog.items(feature).snapshot()
             ]
-
-    def _count_watchers(self, feature: Feature, key: str) -> int:
-        return len(self._hub.subscribers(key)) if feature is Feature.RESOURCES else 0
 
     # Calls
 
@@ -483,7 +485,7 @@ def _item(item: Item, revision: int | None, watchers: int) -> dict[str, Any]:
 
 
 def _fields(change: Change) -> list[dict[str, Any]]:
-    """Return the fields that a change of an item set, changed and removed; for a content, its metadata."""
+    """Return the fields of an item that a change added, changed or removed. For a change of content, its metadata."""
     before = change.before.definition if change.before is not None else {}
     after = change.item.definition if change.item is not None else {}
     if not isinstance(change.topic, Feature) and change.metadata:
@@ -528,7 +530,7 @@ def _topic(topic: Topic) -> str:
 
 
 def _topic_of(feature: Feature, key: str) -> Topic:
-    """Return the topic that the watchers of an item watch: its content, or the list."""
+    """Return the topic whose subscribers count as watchers of an item: the content of a resource, or else the list."""
     return key if feature is Feature.RESOURCES else feature
 
 

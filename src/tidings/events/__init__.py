@@ -1,4 +1,4 @@
-"""MCP Events: clients subscribe to changes and to events of the server, which are delivered to a URL."""
+"""MCP Events: the server delivers its changes and events to URLs that clients subscribe."""
 
 from tidings.events.types import EventTopic
 

@@ -1,14 +1,16 @@
-"""Delivers events to the URLs of their subscriptions.
+"""Deliver events to the URLs of their subscriptions.
 
-Each subscription has at most one request in progress, and one timer while it waits for a retry. It has no task while
+Each subscription has at most one request in progress, and a timer while it waits for a retry. It has no task while
 there is nothing to send.
 
-A change of a topic is level-triggered, as for a webhook: the subscription is a subscriber of the hub, a topic counts as
-told when the receiver answered 2xx, and a retry sends what differs then. Events of the server's own code come from
-`Occurrences`, one after the other. A retry has the id of the first attempt.
+There are two kinds of events:
+
+* A change of a topic is level-triggered, as for a webhook. The subscription is a subscriber of the hub. A topic counts
+  as told when the receiver responds with 2xx. A retry sends the difference at that time.
+* An event that the server's own code emits is stored in `Occurrences`, and sent in order. A retry sends the same event.
 
 After too many failures in a row, a subscription is suspended until its client renews it. It is removed if the receiver
-answers 410, if its principal may no longer watch the event, and when it expires.
+responds with 410, if its principal may no longer watch the event, and when it expires.
 """
 
 from __future__ import annotations
@@ -17,7 +19,6 @@ import asyncio
 import contextvars
 import hashlib
 import logging
-import random
 import secrets
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
@@ -40,18 +41,16 @@ from tidings.server.authorization import Principal
 from tidings.server.subscribe import PreparedSubscription, Subscriptions
 from tidings.store.durable import DurableSubscription, EventTarget, Key, Owner
 from tidings.webhooks.http_client import PostResult, WebhookClient, check_url
-from tidings.webhooks.signature import sign
+from tidings.webhooks.retry import MAX_BACKOFF, MAX_RETRY_AFTER, retry_delay
+from tidings.webhooks.signature import signed_headers
 
 __all__ = ["EventDeliveries", "error_category"]
 
 logger = logging.getLogger(__name__)
 
 _KIND = ConnectionKind("modern", "events")
-_MAX_BACKOFF = 3600.0
-"""Seconds between two attempts, unless the receiver asks for more."""
-_MAX_RETRY_AFTER = 24 * 3600.0
 _MAX_REFETCHES = 2
-"""Refetch messages in immediate succession."""
+"""Refetch messages in immediate succession, while more contents change than the server can remember."""
 _RECHECK_DELAY = 15.0
 """Seconds until the next attempt to open a subscription whose name a stream uses."""
 _EXPIRY_INTERVAL = 5.0
@@ -59,7 +58,7 @@ _EXPIRY_INTERVAL = 5.0
 
 
 class EventDeliveries:
-    """The deliveries of all subscriptions of one server. They run while the server has an event loop."""
+    """Delivers events to all subscriptions of one server, while the server has an event loop."""
 
     def __init__(self, subscriptions: Subscriptions, occurrences: Occurrences) -> None:
         self.subscriptions = subscriptions
@@ -68,7 +67,7 @@ class EventDeliveries:
         self.http_client = WebhookClient(timeout=self.policy.webhook_timeout, allow_private=self.policy.webhook_private)
         self.slots = RequestSlots()
         self.on_added: Callable[[DurableSubscription], None] = lambda record: None
-        """Called with a subscription that the server gets or had when it started."""
+        """Called with each new subscription, and at the start with each stored one."""
         self.on_removed: Callable[[DurableSubscription], None] = lambda record: None
         self._bridge = subscriptions.bridge
         self._durables = subscriptions.durables
@@ -93,7 +92,7 @@ class EventDeliveries:
                 self.update(record.key)
         for subscription in self.occurrences.subscriptions():
             if subscription not in self._keys:
-                self.occurrences.remove_all(subscription)  # it ended while the server did not run
+                self.occurrences.remove_all(subscription)  # the subscription ended while the server did not run
         self._check_expiry()
 
     def stop(self) -> None:
@@ -107,7 +106,10 @@ class EventDeliveries:
             self._expiry_timer.cancel()
 
     def update(self, key: Key) -> None:
-        """Deliver to a subscription as it is now: it is new, changed or removed. Call this on the event loop."""
+        """Start, change or stop the delivery of a subscription that was added, changed or removed.
+
+        Call this on the event loop.
+        """
         record = self._durables.get(key)
         delivery = self._deliveries.get(key)
         if not self._is_running:
@@ -133,7 +135,7 @@ class EventDeliveries:
         delivery.start()
 
     def send_to(self, ids: Iterable[str]) -> None:
-        """Send what waits for these subscriptions. Call this on the event loop."""
+        """Send the waiting events of these subscriptions. Call this on the event loop."""
         for each in ids:
             if (key := self._keys.get(each)) is not None:
                 self._deliveries[key].send_next()
@@ -153,23 +155,18 @@ class EventDeliveries:
     async def post(
         self, subscription: str, secret: str, url: str, event: draft.Event, max_answer: int = 0
     ) -> PostResult:
-        """Send one signed request. It waits while too many requests are in progress."""
+        """Send one signed request. Wait first while too many requests are in progress."""
         async with self.slots.take(url):
             now = int(self.subscriptions.hub.catalog.now())
-            headers = {
-                "content-type": "application/json",
-                "user-agent": "tidings-webhook/1",
-                "webhook-id": event.id,
-                "webhook-timestamp": str(now),
-                "webhook-signature": sign(secret, event.id, now, event.body),
-                draft.SUBSCRIPTION_HEADER: subscription,
-            }
+            headers = signed_headers(secret, event.id, now, event.body) | {draft.SUBSCRIPTION_HEADER: subscription}
             self.subscriptions.hub.counts.bytes += len(event.body)
             result = await self.http_client.post(url, headers, event.body, max_answer=max_answer)
-            # Another 4xx says something about one URL, and a failed challenge about the client that named it.
-            is_out_of_order = result.error is not None and (result.status is None or result.status >= 500)
-            if not (is_out_of_order and max_answer):
-                self.slots.report(url, is_failing=is_out_of_order)
+            # A 4xx concerns one URL, and not all URLs of the receiver. A challenge that fails does not count: a client
+            # may have named somebody else's receiver.
+            is_failing = result.error is not None and (result.status is None or result.status >= 500)
+            is_challenge = max_answer > 0
+            if not (is_failing and is_challenge):
+                self.slots.report(url, is_failing=is_failing)
             return result
 
     def may_send(self, record: DurableSubscription) -> bool:
@@ -202,7 +199,7 @@ class EventDeliveries:
 
 
 class _Message(msgspec.Struct):
-    """A notification as it is sent to other clients. An event has only its params."""
+    """A notification as other clients get it. An event contains only its params."""
 
     params: msgspec.Raw
 
@@ -235,19 +232,21 @@ class _EventDelivery:
 
     @property
     def target(self) -> tuple[Owner, str]:
+        """The owner and the URL."""
         return self.record.owner, self._event.url
 
     def start(self) -> None:
+        """Send now, or after the stored delay of a retry."""
         if self._event.is_suspended:
             return
         delay = (self._event.next_attempt or 0.0) - self._now()
-        if 0.0 < delay <= _MAX_RETRY_AFTER:  # no delay is longer; otherwise the clock was set back
+        if 0.0 < delay <= MAX_RETRY_AFTER:  # no delay is longer; otherwise the clock was set back
             self._wait(delay)
         else:
             self._resume()
 
     def renew(self, record: DurableSubscription) -> None:
-        """Use a subscription that was renewed or changed."""
+        """Use the new settings of the subscription. Send now if the renewal ended a suspension or a delay."""
         assert record.event is not None
         was_waiting = self._event.is_suspended or self._timer is not None
         self.record, self._event = record, record.event
@@ -257,7 +256,7 @@ class _EventDelivery:
             self._resume()
 
     def close(self) -> None:
-        """Stop sending. The receiver may get the request in progress again after a restart."""
+        """Stop sending. After a restart, the receiver may get the request in progress again."""
         self._is_closed = True
         if self._timer is not None:
             self._timer.cancel()
@@ -306,7 +305,7 @@ class _EventDelivery:
             return
         prepared.connect(self._on_replaced, self.record.terms)
         if not prepared.is_durable:
-            self._wait(_MAX_BACKOFF)  # the log says why
+            self._wait(MAX_BACKOFF)  # the log says why
             return
         self._prepared = prepared
         self._format = prepared.frame_format()
@@ -318,8 +317,10 @@ class _EventDelivery:
             self._subscriber = subscriber
 
     async def _send_refetch(self) -> bool:
-        """Tell the receiver to read contents again, if it missed changes that the server no longer knows. Return
-        whether the subscription can be opened now."""
+        """Tell the receiver to refetch if it missed changes that the server no longer knows.
+
+        Return False if the subscription can't be opened now.
+        """
         for _ in range(_MAX_REFETCHES):
             with self._lock:
                 as_of, newest = self._hub.notifications.revision, self._hub.notifications.newest_content
@@ -368,7 +369,7 @@ class _EventDelivery:
         return f"evt_{hashlib.sha256(repr((self._subscriptions.epoch, name, revision)).encode()).hexdigest()[:32]}"
 
     def _on_replaced(self) -> None:
-        """Stop for now: the subscription was removed, or a stream of its owner took it over by its name."""
+        """Stop sending, because the subscription was removed, or a stream connected under its name."""
         self._close_subscriber(Reason.REPLACED)
         if not self._is_closed:
             self._wait(_RECHECK_DELAY)
@@ -389,7 +390,7 @@ class _EventDelivery:
             subscriber, self._subscriber = self._subscriber, None
             self._hub.close(subscriber, reason)
 
-    # Both
+    # Both kinds of events
 
     async def _check_rights(self) -> bool:
         """End the subscription if its owner lost the right to it. Return whether it may be delivered."""
@@ -411,7 +412,7 @@ class _EventDelivery:
         return False
 
     async def _send(self, event: draft.Event, changed_at: float) -> bool:
-        """Send one event. Return whether the receiver has it, or will not get it again."""
+        """Send one event. Return False if it must be sent again later, or if the subscription has ended."""
         if not await self._check_rights():
             return False
         secret = self._event.signing_secrets(self._now())
@@ -431,7 +432,7 @@ class _EventDelivery:
             return False
         self._count("refused")
         logger.warning(
-            "the receiver of %s at %s answered %d; the event %s is not sent again",
+            "the receiver of %s at %s responded with %d; the event %s is not sent again",
             self._key[1],
             origin_of(self._event.url),
             result.status,
@@ -446,9 +447,7 @@ class _EventDelivery:
         self._count("failed")
         attempts = self._event.attempts + 1
         is_suspended = attempts >= self._policy.webhook_attempts
-        delay = min(self._policy.webhook_backoff * 2 ** min(attempts - 1, 30), _MAX_BACKOFF)
-        # Jitter, so that deliveries that failed together are not retried together.
-        delay = max(delay * random.uniform(0.5, 1.0), min(result.retry_after or 0.0, _MAX_RETRY_AFTER))
+        delay = retry_delay(attempts, self._policy.webhook_backoff, result.retry_after)
         self._close_subscriber(Reason.DISCONNECTED)
         self._save(
             attempts=attempts,
@@ -464,7 +463,7 @@ class _EventDelivery:
             self._wait(delay)
 
     def _save(self, **fields: Any) -> None:
-        """Save the state of the deliveries. The client may have renewed the subscription meanwhile."""
+        """Save fields of the event target. Keep what the client has changed meanwhile by a renewal."""
         with self._lock:
             current = self._durables.get(self._key)
             if current is None or current.event is None:
@@ -495,7 +494,7 @@ class _EventDelivery:
 
 
 def error_category(result: PostResult) -> draft.Reason:
-    """Return what the client learns of a failed request."""
+    """Return the reason of a failed request that is shown to the client."""
     if result.status is not None:
         return "http_5xx" if result.status >= 500 else "http_4xx"
     return "timeout" if result.cause == "timeout" else "tls_error" if result.cause == "tls" else "connection_refused"

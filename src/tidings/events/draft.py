@@ -1,7 +1,7 @@
-"""The wire format of MCP Events: every name and number of the draft (SEP-3415), and nothing else.
+"""The wire format of MCP Events: the names, codes and limits of the draft (SEP-3415).
 
-The draft is `docs/design-sketch-proposal.md` of `modelcontextprotocol/experimental-ext-triggers-events`. If it changes,
-only this module changes.
+The draft is `docs/design-sketch-proposal.md` of `modelcontextprotocol/experimental-ext-triggers-events`. If the draft
+changes, only this module changes.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ __all__ = [
 ]
 
 CAPABILITIES: dict[str, dict[str, Any]] = {"events": {}}
-"""Without `listChanged`: types are declared before the server runs."""
+"""There is no `listChanged`: the server does not notify clients of new event types."""
 
 LIST = "events/list"
 SUBSCRIBE = "events/subscribe"
@@ -63,7 +63,7 @@ NO_RETRY = frozenset({410, 413})
 """Statuses after which the same event is not sent again: the receiver is gone, or the body is too large."""
 
 Reason: TypeAlias = Literal["connection_refused", "timeout", "tls_error", "http_4xx", "http_5xx", "challenge_failed"]
-"""What a client learns of a failed request. It never contains anything that the receiver answered."""
+"""Why a request failed, as the client gets it. It contains nothing of the response, which may be confidential."""
 
 
 # Params. Unknown members are ignored, because a draft gets new ones.
@@ -89,13 +89,14 @@ class SubscribeParams(UnsubscribeParams, rename="camel"):
     """`cursor` and `maxAgeMs` are ignored: no event type supports replay."""
 
     ttl_ms: float | UnsetType | None = UNSET
-    """None requests a subscription without an end."""
+    """None requests a subscription that does not expire."""
 
 
 def canonical(value: Any) -> str:
-    """Return the JSON of a value, the same for equal JSON: with sorted members, and 1.0 as 1.
+    """Return the canonical JSON of a value: with sorted members, and 1.0 as 1.
 
-    Raise `TidingsError` for a value that can't be encoded, such as a text with an unpaired surrogate."""
+    Raise `TidingsError` for a value that can't be encoded, such as a text with an unpaired surrogate.
+    """
     try:
         return msgspec.json.encode(_normalized(value), order="sorted").decode()
     except (ValueError, TypeError, OverflowError, RecursionError) as error:
@@ -121,13 +122,13 @@ def subscription_id(owner: object, url: str, name: str, arguments: Mapping[str, 
 def event_type(
     name: str, description: str | None, arguments: Mapping[str, Any], payload: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return one type as in the result of `events/list`."""
+    """Return an event type in the form of `events/list`."""
     described = {} if description is None else {"description": description}
     return {"name": name, **described, "delivery": ["webhook"], "inputSchema": arguments, "payloadSchema": payload}
 
 
 class DeliveryStatus(NamedTuple):
-    """The state of the deliveries before a subscription is renewed."""
+    """The state of the deliveries when a subscription is renewed."""
 
     is_active: bool
     last_success: float | None
@@ -151,7 +152,7 @@ def subscribed(key: str, expires: float, status: DeliveryStatus | None) -> dict[
 
 
 class Event(msgspec.Struct, frozen=True):
-    """One event as it is sent."""
+    """The id and the body of one request."""
 
     id: str
     body: bytes
@@ -170,12 +171,12 @@ def encode_event(event_id: str, name: str, time: float, data: Any) -> Event:
 
 
 def encode_verification(challenge: str, nonce: str) -> Event:
-    """Return the request that asks a receiver to prove that it wants the events: it must answer the challenge."""
+    """Return a verification request. A receiver that wants the events must send the challenge back."""
     return Event(f"msg_verification_{nonce}", msgspec.json.encode({"type": "verification", "challenge": challenge}))
 
 
 def find_challenge(answer: bytes) -> str | None:
-    """Return the challenge in the body of an answer, if it has one."""
+    """Return the challenge in the body of a response, if it has one."""
     try:
         found = msgspec.json.decode(answer)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -185,7 +186,7 @@ def find_challenge(answer: bytes) -> str | None:
 
 
 def encode_termination(nonce: str) -> Event:
-    """Return the message that says that a subscription has ended, because its principal lost its rights."""
+    """Return the message that a subscription has ended, because its principal lost its rights."""
     error = {"code": _FORBIDDEN, "message": "Forbidden"}
     return Event(f"msg_terminated_{nonce}", msgspec.json.encode({"type": "terminated", "error": error}))
 

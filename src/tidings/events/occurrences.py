@@ -1,8 +1,9 @@
-"""The events of the server's own code: those that some subscription still has to get, and the history of the others.
+"""The events that the server's own code emits: the queue of each subscription, and the history.
 
-Unlike a change of a topic, each of them is delivered. They are kept in the order in which they came, in memory and in
-the store, until each subscription has got them or they are too old. The number per subscription and the bytes of all
-are bounded: the oldest ones are dropped first. After that, the newest ones stay in the history.
+Each of these events is delivered, unlike the changes of a topic, which are merged. An event stays in a queue until the
+subscription has it, or it is too old. The length of a queue and the bytes of all events are bounded: the oldest events
+are dropped. An event that is in no queue moves to the history, which keeps the newest. Both are in memory and in the
+store.
 """
 
 from __future__ import annotations
@@ -23,34 +24,34 @@ __all__ = ["MAX_AGE", "MAX_QUEUED", "Occurrence", "Occurrences", "read_history"]
 logger = logging.getLogger(__name__)
 
 MAX_AGE = 3 * 24 * 3600.0
-"""Seconds that an undelivered event is kept: as long as a receiver may be out of order over a weekend."""
+"""Seconds that an undelivered event is kept: a receiver may be down for a weekend."""
 MAX_QUEUED = 1_000
 """Undelivered events of one subscription."""
 MAX_BYTES = 64 << 20
-"""Bytes of all undelivered events. An event counts once, however many subscriptions wait for it."""
+"""Bytes of all undelivered events. An event counts once, even if several subscriptions wait for it."""
 
 _HISTORY, _HISTORY_BYTES = 1_000, 4 << 20
 """Events in the history, and their bytes."""
 
 Save: TypeAlias = Callable[[Mapping[EventRow, bytes | None]], object]
-"""Writes rows to the store; None for a row to remove."""
+"""Writes rows to the store. None removes a row."""
 
 
 class Occurrence(msgspec.Struct, frozen=True, array_like=True):
-    """One event of the server's own code."""
+    """One event that the server's own code emitted."""
 
     id: str
     name: str
     time: float
     body: bytes
-    """As it is sent to every subscription."""
+    """The body of the request, the same for every subscription."""
 
 
 _decode = msgspec.msgpack.Decoder(Occurrence).decode
 
 
 class Occurrences:
-    """The undelivered events of one server. They share a lock, so that they may be used from any thread."""
+    """The emitted events of one server. All methods may be called from any thread."""
 
     def __init__(
         self,
@@ -60,19 +61,19 @@ class Occurrences:
         save: Save,
         stored: Mapping[EventRow, bytes],
     ) -> None:
-        """`stored` are the rows that the store has."""
+        """`stored` are the rows of the store at the start."""
         self._lock = lock
         self._now = now
         self._counts = counts.events
         self._save = save
         self._events: dict[str, Occurrence] = {}
         self._waiting: dict[str, set[str]] = {}
-        """The subscriptions that still have to get each event."""
+        """For each event, the subscriptions that wait for it."""
         self._queues: dict[str, dict[str, None]] = {}
-        """The ids of the events that each subscription still has to get, the oldest first."""
+        """For each subscription, the ids of the events that it waits for, the oldest first."""
         self._bytes = 0
         self._history: dict[str, Occurrence] = {}
-        """Events that no subscription has to get any more, the oldest first."""
+        """The events that no subscription waits for, the oldest first."""
         self._history_bytes = 0
         for (event_id, subscription), row in stored.items():
             if not subscription:
@@ -87,22 +88,22 @@ class Occurrences:
         return len(self._events)
 
     def count(self, subscription: str) -> int:
-        """Return how many events a subscription still has to get."""
+        """Return how many events a subscription waits for."""
         return len(self._queues.get(subscription, ()))
 
     def subscriptions(self) -> list[str]:
-        """Return the subscriptions that still have to get an event."""
+        """Return the subscriptions that wait for an event."""
         with self._lock:
             return list(self._queues)
 
     def history(self) -> list[dict[str, Any]]:
-        """Return the events that are known, the oldest first."""
+        """Return the waiting events and those of the history, the oldest first."""
         with self._lock:
             events = sorted([*self._history.values(), *self._events.values()], key=lambda event: event.time)
             return [_as_json(event, len(self._waiting.get(event.id, ()))) for event in events]
 
     def add(self, event: Occurrence, subscriptions: Collection[str]) -> None:
-        """Keep an event for its subscriptions. An event with the id of one that is known is ignored."""
+        """Add an event to the queues of its subscriptions. Ignore it if an event with this id is known."""
         with self._lock:
             if event.id in self._events or event.id in self._history:
                 return
@@ -121,7 +122,7 @@ class Occurrences:
                     self._drop(each, oldest, f"more than {MAX_BYTES} bytes of events wait")
 
     def next(self, subscription: str) -> Occurrence | None:
-        """Return the oldest event that a subscription still has to get, and that is not too old."""
+        """Return the oldest event that a subscription waits for. Drop those that are too old."""
         with self._lock:
             for event_id in list(self._queues.get(subscription, ())):
                 event = self._events[event_id]
@@ -131,7 +132,7 @@ class Occurrences:
             return None
 
     def remove(self, subscription: str, event_id: str) -> None:
-        """Record that a subscription needs an event no more, because it was delivered or can't be."""
+        """Remove an event from the queue of a subscription."""
         with self._lock:
             queue = self._queues.get(subscription)
             if queue is None or event_id not in queue:
@@ -153,7 +154,7 @@ class Occurrences:
                 self.remove(subscription, event_id)
 
     def _move_to_history(self, event_id: str) -> dict[EventRow, bytes | None]:
-        """Move an event that no subscription waits for to the history. Return the rows of those that leave it."""
+        """Move an event that no subscription waits for to the history. Return the rows that the history drops."""
         event = self._history[event_id] = self._events.pop(event_id)
         del self._waiting[event_id]
         self._bytes -= len(event.body)
@@ -179,7 +180,7 @@ class Occurrences:
 
 
 def read_history(stored: Mapping[EventRow, bytes]) -> Iterable[dict[str, Any]]:
-    """Return the events that a store has, the oldest first."""
+    """Return the events in a store, the oldest first."""
     waiting = Counter(event_id for event_id, subscription in stored if subscription)
     events = [_decode(row) for (_, subscription), row in stored.items() if not subscription]
     return [_as_json(event, waiting[event.id]) for event in sorted(events, key=lambda event: event.time)]

@@ -1,4 +1,4 @@
-"""MCP Events of one server: `live.events`, `live.event()` and `live.emit()` lead here."""
+"""MCP Events of one server: the implementation of `live.events`, `live.event()` and `live.emit()`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 class EventService:
-    """Declares event types, takes events and delivers them."""
+    """Declares event types, and emits events to their subscriptions."""
 
     def __init__(
         self,
@@ -49,10 +49,10 @@ class EventService:
         hub = self._hub
         self.occurrences = Occurrences(hub.catalog.lock, hub.catalog.now, hub.counts, writer.add_events, stored)
         self._started: set[tuple[str, str]] = set()
-        """The names and arguments for which `on_first` was called, and `on_last` was not."""
+        """The names and arguments for which `on_first` was called, and `on_last` was not called yet."""
         self._watchers = _Watchers()
         for record in subscriptions.durables.all():
-            self._watchers.add(record)  # also before there is an event loop
+            self._watchers.add(record)  # `emit` may be called before the event loop runs
         self.deliveries = EventDeliveries(subscriptions, self.occurrences)
         self.deliveries.on_added = self._add
         self.deliveries.on_removed = self._remove
@@ -156,18 +156,18 @@ class EventService:
 
 
 class _Watchers:
-    """The subscriptions of the server's own events, found by the values that they ask for. Any thread may use it."""
+    """Finds the subscriptions of an emitted event by the values of their arguments. Any thread may use it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._found: dict[str, dict[tuple[str, ...], dict[str, set[str]]]] = {}
-        """The ids by event name, the names of the arguments, and their values."""
+        self._ids: dict[str, dict[tuple[str, ...], dict[str, set[str]]]] = {}
+        """The ids of subscriptions, by event name, the names of the arguments, and their values."""
 
     def add(self, record: DurableSubscription) -> None:
         if (event := record.event) is None or record.features or record.uris:
             return
         with self._lock:
-            by_names = self._found.setdefault(event.name, {})
+            by_names = self._ids.setdefault(event.name, {})
             names = tuple(sorted(event.arguments))
             by_names.setdefault(names, {}).setdefault(draft.canonical(event.arguments), set()).add(record.name)
 
@@ -175,7 +175,7 @@ class _Watchers:
         if (event := record.event) is None:
             return
         with self._lock:
-            by_names = self._found.get(event.name, {})
+            by_names = self._ids.get(event.name, {})
             names, values = tuple(sorted(event.arguments)), draft.canonical(event.arguments)
             ids = by_names.get(names, {}).get(values, set())
             ids.discard(record.name)
@@ -185,17 +185,17 @@ class _Watchers:
                     del by_names[names]
 
     def has_any(self, record: DurableSubscription) -> bool:
-        """Return whether a subscription has the event and the arguments of this one."""
+        """Return whether any subscription has the event and the arguments of `record`."""
         event = record.event
         assert event is not None
         with self._lock:
-            by_values = self._found.get(event.name, {}).get(tuple(sorted(event.arguments)), {})
+            by_values = self._ids.get(event.name, {}).get(tuple(sorted(event.arguments)), {})
             return draft.canonical(event.arguments) in by_values
 
     def find(self, name: str, values: Mapping[str, Any]) -> list[str]:
-        """Return the subscriptions of an event whose arguments all have these values."""
+        """Return the subscriptions of an event whose arguments all equal the members of `values`."""
         with self._lock:
-            by_names = self._found.get(name, {})
+            by_names = self._ids.get(name, {})
             matching = (
                 by_values.get(draft.canonical({each: values[each] for each in names}), ())
                 for names, by_values in by_names.items()

@@ -1,4 +1,4 @@
-"""Limits the requests in progress, in all and to one receiver, so that a slow receiver does not delay the others."""
+"""Limit the requests in progress, in total and per receiver, so that a slow receiver does not delay the others."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["RequestSlots", "origin_of"]
 _MAX_REQUESTS = 256
 """Requests in progress. Each takes a connection."""
 _MAX_PER_ORIGIN = 32
-"""Requests in progress to one receiver that answers: an eighth, because a receiver may stop to answer."""
+"""Requests in progress to one receiver that responds: an eighth of all, because it may hang later."""
 _MAX_FAILING = 4096
 """Failing receivers that are remembered while no request to them is in progress."""
 
@@ -32,7 +32,7 @@ class _Origin:
 
 
 class RequestSlots:
-    """The slots of one event loop."""
+    """Limits the requests of one event loop."""
 
     def __init__(self) -> None:
         self._all = asyncio.Semaphore(_MAX_REQUESTS)
@@ -50,7 +50,7 @@ class RequestSlots:
                 await turn
             except asyncio.CancelledError:
                 if turn.done() and not turn.cancelled():
-                    self._wake(origin)  # pass the turn on
+                    self._wake(origin)  # give the slot to the next waiter
                 raise
         origin.active += 1
         try:
@@ -63,11 +63,11 @@ class RequestSlots:
                 self._origins.pop(key, None)
 
     def _is_forgettable(self, origin: _Origin) -> bool:
-        # A client chooses the hosts, so not every one that failed can be remembered.
+        # Clients choose the hosts, so the number of remembered failures must be limited.
         return not origin.is_failing or len(self._origins) > _MAX_FAILING
 
     def report(self, url: str, *, is_failing: bool) -> None:
-        """Record how a request ended. A receiver that fails gets one request at a time until it accepts one."""
+        """Record whether a request failed. A failing receiver gets one request at a time until one succeeds."""
         if (origin := self._origins.get(origin_of(url))) is not None:
             origin.is_failing = is_failing
 
@@ -81,6 +81,6 @@ class RequestSlots:
 
 
 def origin_of(url: str) -> str:
-    """Return the scheme, host and port of a URL, which name a receiver and contain no secret."""
+    """Return the scheme, host and port of a URL. They identify the receiver, and contain no secret."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"

@@ -1,7 +1,7 @@
 """The methods of MCP Events: `events/list`, `events/subscribe` and `events/unsubscribe`.
 
-A subscription is a durable subscription whose name is the id that the draft derives from principal, URL, event name and
-arguments. So it is stored, limited, listed and removed like the others.
+A subscription to events is a durable subscription. Its name is the id that the draft derives from principal, URL, event
+name and arguments. So it is stored, limited, listed and removed like other durable subscriptions.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ if TYPE_CHECKING:
 __all__ = ["EventSubscriptions"]
 
 _MIN_TTL = 60.0
-"""Seconds. A shorter subscription would be renewed all the time."""
+"""Seconds that a subscription lasts at least. Clients would renew a shorter one too often."""
 _MAX_TTL_IN_MEMORY = 3600.0
-"""Seconds that a subscription lasts at most without a store: the client renews it soon after a restart."""
+"""Seconds that a subscription lasts at most without a store. A restart loses it, until its client renews it."""
 _OLD_SECRET_TTL = 3600.0
-"""Seconds for which a replaced secret signs as well: longer than a request can be on its way."""
+"""Seconds for which requests are also signed with the previous secret: longer than any request takes."""
 _MAX_ARGUMENTS = 8 * 1024
-"""Characters of JSON. They are kept as long as the subscription."""
+"""Characters of the JSON of the arguments, which are kept as long as the subscription."""
 _MAX_ANSWER = 8 * 1024
-"""Bytes that are read of the answer to a challenge."""
+"""Bytes that are read of the response to a challenge."""
 _VERIFICATION_TTL = 3600.0
-"""Seconds that a verified URL needs no other challenge, while no subscription uses it."""
+"""Seconds for which a verified URL that no subscription uses needs no new challenge."""
 _MAX_FAILED_CHALLENGES, _FAILED_CHALLENGES_TTL = 10, 60.0
-"""Failed challenges of one principal to one receiver within some seconds, after which it gets no other one: a client
-may have named somebody else's URL."""
+"""The maximum of failed challenges of one principal at one receiver, and the seconds for which they count. A client may
+have named somebody else's URL."""
 _MAX_REMEMBERED = 10_000
 """Verified URLs, and receivers with failed challenges, that are remembered."""
 
@@ -66,7 +66,7 @@ class _AnyParams(types.RequestParams):
 
 
 class EventSubscriptions:
-    """Serves the methods, for all clients of one server."""
+    """Serves the three methods to all clients of one server."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class EventSubscriptions:
         is_stored: bool,
         save: Callable[[], object],
     ) -> None:
-        """`save` writes the subscriptions to the store, and blocks."""
+        """`save` writes the subscriptions to the store, and blocks until they are written."""
         self._server = server
         self._subscriptions = subscriptions
         self._durables = subscriptions.durables
@@ -167,7 +167,7 @@ class EventSubscriptions:
         )
         self._durables.put(record)
         self._deliveries.update(key)
-        # The client relies on the subscription from now on.
+        # Write before the response: the client relies on the subscription from then on.
         await asyncio.to_thread(self._save)
         return draft.subscribed(key[1], target.expires, status)
 
@@ -192,7 +192,7 @@ class EventSubscriptions:
         return event
 
     def _grant_ttl(self, requested: object) -> float:
-        """Return for how many seconds a subscription is granted."""
+        """Return the lifetime of a subscription in seconds."""
         if requested is None or requested is UNSET:
             return self._max_ttl
         assert isinstance(requested, float | int)
@@ -201,7 +201,7 @@ class EventSubscriptions:
         return min(max(_MIN_TTL, requested / 1000), self._max_ttl)
 
     async def _grant(self, principal: Principal | None, event: EventType, arguments: dict[str, Any]) -> GrantedTopics:
-        """Return the topics to watch; none for an event of the server's own code. Raise if they are not allowed."""
+        """Return the topics to watch, none for an emitted event. Raise if the caller may not watch them."""
         topic = event.topic(arguments)
         if isinstance(topic, EventTopic):
             if await self._subscriptions.authorization.filter(principal, [topic]):
@@ -216,7 +216,7 @@ class EventSubscriptions:
     # Verification
 
     def _is_verified(self, owner: Owner, url: str) -> bool:
-        """Return whether a URL has answered the challenge of an owner. A stored subscription exists only for this."""
+        """Return whether a URL has passed the challenge of an owner. The URL of a subscription always has."""
         now = self._subscriptions.hub.catalog.now()
         verified = self._verified.get((owner, url))
         if verified is not None and now - verified < _VERIFICATION_TTL:
@@ -224,7 +224,7 @@ class EventSubscriptions:
         return self._deliveries.has_url(owner, url)
 
     async def _verify(self, owner: Owner, subscription: str, url: str, secret: str) -> None:
-        """Send a challenge to a URL. Raise if the receiver does not answer it."""
+        """Send a challenge to a URL. Raise if the receiver does not send it back."""
         now, origin = self._subscriptions.hub.catalog.now(), origin_of(url)
         failed = self._failed.get((owner, origin), deque())
         while failed and now - failed[0] > _FAILED_CHALLENGES_TTL:
@@ -244,15 +244,15 @@ class EventSubscriptions:
         outcome = "verified" if reason is None else "unverified"
         self._subscriptions.hub.counts.events[outcome] += 1
         if reason is None:
-            _bound(self._verified)[owner, url] = now
+            _make_room(self._verified)[owner, url] = now
             return
         failed.append(now)
-        _bound(self._failed)[owner, origin] = failed
+        _make_room(self._failed)[owner, origin] = failed
         raise draft.callback_failed(reason)
 
 
 def _renewed(before: EventTarget, target: EventTarget, now: float) -> EventTarget:
-    """Return a target with the state of the deliveries until now. It is tried again, also if it was suspended."""
+    """Return a target with the delivery state of the previous one. A renewal ends a suspension."""
     old_secret, old_until = before.old_secret, before.old_until
     if before.secret != target.secret:
         old_secret, old_until = before.secret, now + _OLD_SECRET_TTL
@@ -272,8 +272,8 @@ Key = TypeVar("Key")
 Value = TypeVar("Value")
 
 
-def _bound(found: dict[Key, Value]) -> dict[Key, Value]:
-    """Return a dict with room for one more: the oldest entry is removed if it is full."""
-    if len(found) >= _MAX_REMEMBERED:
-        del found[next(iter(found))]
-    return found
+def _make_room(entries: dict[Key, Value]) -> dict[Key, Value]:
+    """Remove the oldest entry if the dict is full, and return the dict."""
+    if len(entries) >= _MAX_REMEMBERED:
+        del entries[next(iter(entries))]
+    return entries

@@ -1,4 +1,4 @@
-"""Event types: the changes of topics, which every server has, and those that its own code declares."""
+"""Event types: the changes of topics, which every server has, and the types that the server's own code declares."""
 
 from __future__ import annotations
 
@@ -37,9 +37,10 @@ _CHANGE: dict[str, Any] = {
 
 
 class EventTopic(str):
-    """An event of the server's own code with the arguments of a subscription, as `authorize` gets it.
+    """The topic that `authorize` gets for an emitted event: its name, and the arguments of the subscription.
 
-    As text it is `event:` and the name, so that a function that only knows URIs refuses it."""
+    Its text is `event:` and the name. So an `authorize` function that knows only URIs refuses it.
+    """
 
     __slots__ = ("arguments", "name")
 
@@ -61,17 +62,17 @@ class EventType:
     payload: Mapping[str, Any]
     """The JSON schema of the data of an event."""
     on_first: EventHook | None = None
-    """Called when the first subscriber of these arguments comes."""
+    """Called when the first client subscribes with these arguments."""
     on_last: EventHook | None = None
-    """Called when the last one is gone."""
+    """Called when the last subscription with these arguments ends."""
 
     @property
     def is_topic(self) -> bool:
-        """Whether it is a change of a topic, and not an event of the server's own code."""
+        """Whether it reports the change of a topic. Otherwise, the server's own code emits it."""
         return self.name == RESOURCE_UPDATED or self.name in _LIST_CHANGED
 
     def topic(self, arguments: dict[str, Any]) -> Topic:
-        """Return what `authorize` decides about."""
+        """Return the topic that `authorize` gets."""
         if self.name == RESOURCE_UPDATED:
             return str(arguments["uri"])
         return _LIST_CHANGED.get(self.name) or EventTopic(self.name, arguments)
@@ -98,7 +99,7 @@ class EventTypes:
         return self._types.get(name)
 
     def own(self, name: str) -> EventType:
-        """Return a type of the server's own code."""
+        """Return a declared type. Raise if there is none."""
         found = self._types.get(name)
         if found is None or found.is_topic:
             reason = "the server emits it by itself" if found is not None else 'declare it with live.event("…")'
@@ -121,7 +122,7 @@ class EventTypes:
         self._types[event.name] = event
 
     def remove(self, name: str) -> None:
-        """Remove a declared type. Its subscriptions stay, and get its events if it is declared again."""
+        """Remove a declared type. Its subscriptions stay, and get events again if the type is declared again."""
         if (found := self._types.get(name)) is not None and not found.is_topic:
             del self._types[name]
 
@@ -135,7 +136,7 @@ def make_type(
     on_first: EventHook | None = None,
     on_last: EventHook | None = None,
 ) -> EventType:
-    """Return a type of the server's own code. A class describes its payload, and has its docstring as description."""
+    """Return a declared type. If `payload` is a class, its docstring is the default description."""
     if description is None and isinstance(payload, type):
         description = description_of(payload)
     return EventType(
@@ -149,7 +150,7 @@ def make_type(
 
 
 def schema_of(given: Mapping[str, Any] | type | None, default: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the JSON schema that is given, or that of a class: a dataclass, a TypedDict or a pydantic model."""
+    """Return a JSON schema: the given one, or the schema of a dataclass, a TypedDict or a pydantic model."""
     if given is None:
         return default
     if isinstance(given, Mapping):
@@ -161,7 +162,7 @@ def schema_of(given: Mapping[str, Any] | type | None, default: Mapping[str, Any]
 
 
 def description_of(payload: type) -> str | None:
-    """Return the docstring of a class that its author wrote: dataclasses and pydantic have their own."""
+    """Return the docstring of a class, unless `dataclass` generated it."""
     text = inspect.cleandoc(payload.__doc__ or "")
     return None if not text or text.startswith(f"{payload.__name__}(") else text
 

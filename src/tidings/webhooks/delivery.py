@@ -12,7 +12,6 @@ import asyncio
 import contextvars
 import hashlib
 import logging
-import random
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
@@ -30,7 +29,8 @@ from tidings.server.subscribe import PreparedSubscription, Subscriptions
 from tidings.store.durable import SERVER, DurableSubscription, Key, Owner, Webhook
 from tidings.webhooks.create import create_webhook, put_server_webhook
 from tidings.webhooks.http_client import PostResult, WebhookClient, check_url
-from tidings.webhooks.signature import sign
+from tidings.webhooks.retry import MAX_RETRY_AFTER, retry_delay
+from tidings.webhooks.signature import signed_headers
 
 __all__ = ["Webhooks"]
 
@@ -38,9 +38,6 @@ logger = logging.getLogger(__name__)
 
 _KIND = ConnectionKind("none", "webhook")
 
-_MAX_BACKOFF = 3600.0
-"""Seconds between two attempts, unless the receiver asks for more."""
-_MAX_RETRY_AFTER = 24 * 3600.0
 _MAX_REQUESTS = 64
 """Requests in progress at the same time."""
 _GONE = 410
@@ -189,7 +186,7 @@ class _WebhookDelivery:
         """When the hub delivered the notification that is being sent."""
         delay = (webhook.next_attempt or 0.0) - self._now()
         # No delay is longer; otherwise the clock was set back.
-        self._schedule_open(delay if delay <= _MAX_RETRY_AFTER else 0.0)
+        self._schedule_open(delay if delay <= MAX_RETRY_AFTER else 0.0)
 
     def close(self) -> None:
         """Stop sending. A request in progress does not count as told."""
@@ -331,13 +328,7 @@ class _WebhookDelivery:
 
     async def _post(self, message_id: str, body: bytes) -> PostResult:
         now = int(self._now())
-        headers = {
-            "content-type": "application/json",
-            "user-agent": "tidings-webhook/1",
-            "webhook-id": message_id,
-            "webhook-timestamp": str(now),
-            "webhook-signature": sign(self._webhook.secret, message_id, now, body),
-        }
+        headers = signed_headers(self._webhook.secret, message_id, now, body)
         self._hub.counts.bytes += len(body)
         async with self._webhooks.request_slots:
             return await self._webhooks.http_client.post(self._webhook.url, headers, body)
@@ -379,9 +370,7 @@ class _WebhookDelivery:
         self._hub.counts.failures["webhook"] += 1
         attempts = self._webhook.attempts + 1
         is_dead = result.status == _GONE or attempts >= self._policy.webhook_attempts
-        delay = min(self._policy.webhook_backoff * 2 ** min(attempts - 1, 30), _MAX_BACKOFF)
-        # Jitter, so that webhooks that failed together are not retried together.
-        delay = max(delay * random.uniform(0.5, 1.0), min(result.retry_after or 0.0, _MAX_RETRY_AFTER))
+        delay = retry_delay(attempts, self._policy.webhook_backoff, result.retry_after)
         self._close_subscriber(Reason.DISCONNECTED)
         self._save(
             attempts=attempts,

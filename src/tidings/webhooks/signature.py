@@ -14,7 +14,7 @@ import secrets
 
 from tidings.errors import TidingsError
 
-__all__ = ["check_secret", "new_secret", "sign"]
+__all__ = ["check_secret", "new_secret", "sign", "signed_headers"]
 
 _PREFIX = "whsec_"
 _MIN_BYTES, _MAX_BYTES = 24, 64
@@ -46,6 +46,17 @@ def sign(secret: str, message_id: str, timestamp: int, body: bytes) -> str:
     signed = b"%s.%d.%s" % (message_id.encode(), timestamp, body)
     digests = (hmac.digest(_key(part) or b"", signed, hashlib.sha256) for part in secret.split())
     return " ".join(f"v1,{base64.b64encode(digest).decode()}" for digest in digests)
+
+
+def signed_headers(secret: str, message_id: str, timestamp: int, body: bytes) -> dict[str, str]:
+    """Return the headers of a delivery."""
+    return {
+        "content-type": "application/json",
+        "user-agent": "tidings-webhook/1",
+        "webhook-id": message_id,
+        "webhook-timestamp": str(timestamp),
+        "webhook-signature": sign(secret, message_id, timestamp, body),
+    }
 
 
 def _key(secret: str) -> bytes | None:

@@ -3,7 +3,7 @@
 // The modules are in /console/static/, below whatever prefix the app is mounted at.
 const ROOT = new URL("../", import.meta.url);
 const HEADERS = { "X-Tidings-Console": "1" }; // a form of another site cannot send it
-// The server sends something at least every 10 seconds. A connection that is silent for longer is dead.
+// The server sends an event or a heartbeat every 10 seconds. After this many milliseconds without one, reconnect.
 const SILENCE = 25_000;
 const RETRY_FIRST = 500;
 const RETRY_LONGEST = 15_000;
@@ -25,7 +25,7 @@ async function request(path, options) {
     throw new ApiError("The server does not answer. The page tries again.", 0);
   }
   if (response.status === 401) {
-    location.reload(); // the server answers with its login form
+    location.reload(); // the server responds with its login form
   }
   let body;
   try {
@@ -61,8 +61,8 @@ export async function signOut() {
  * Keep a connection for events, and open it again after a failure, with growing delays.
  *
  * `onEvent(name, data)` gets each event; `onState(state, retryAt)` gets "connecting", "open" or "closed". EventSource
- * would reconnect by itself, but not after an error status, and it does not notice a silent connection. The caller says
- * whether it could use the connection: `fail()` tries again later, `succeed()` makes the next delay short.
+ * reconnects by itself, but not after an error status, and not if a connection is silent. The caller reports whether it
+ * could load the data: `fail()` reconnects after a delay, `succeed()` resets the delay.
  */
 export function connect(onEvent, onState) {
   let source = null;
@@ -70,7 +70,7 @@ export function connect(onEvent, onState) {
   let retry = null;
   let silence = null;
 
-  function heard() {
+  function resetSilence() {
     clearTimeout(silence);
     silence = setTimeout(fail, SILENCE);
   }
@@ -83,19 +83,19 @@ export function connect(onEvent, onState) {
     source.onerror = fail;
     for (const name of EVENTS) {
       source.addEventListener(name, (event) => {
-        heard();
+        resetSilence();
         if (name === "hello") onState("open", null);
         onEvent(name, JSON.parse(event.data));
       });
     }
-    heard();
+    resetSilence();
   }
 
   function fail() {
     clearTimeout(silence);
     clearTimeout(retry);
     source.close();
-    // Only a request tells a lost login (401, which loads the login form) from a lost server.
+    // EventSource hides the status. If the login has expired, this request gets 401 and loads the login form.
     get("overview").catch(() => {});
     onState("closed", Date.now() + delay);
     retry = setTimeout(open, delay);

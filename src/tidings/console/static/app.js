@@ -1,4 +1,4 @@
-// The page: its frame, and which view is shown. The address after # says which, so that each view can be linked.
+// The page: its header, and the view that the address after # names. So each view can be linked.
 
 import { html, render, useEffect, useState } from "./htm-preact.js";
 import { signOut } from "./api.js";
@@ -12,7 +12,7 @@ import { Text, titled } from "./text.js";
 import { nextTheme, theme } from "./theme.js";
 
 const VIEWS = ["overview", "changes", "clients", "catalog"];
-const SIGNS = { system: "◐", light: "○", dark: "●" }; // of the themes
+const SIGNS = { system: "◐", light: "○", dark: "●" }; // the icon of each theme
 const TITLES = { overview: "Overview", changes: "Changes", clients: "Clients", catalog: "Catalog" };
 
 /** Return the address of a view, with its filters. */
@@ -96,7 +96,7 @@ function App() {
     ${isHelp && html`<${Help} onClose=${() => setHelp(false)} />`}`;
 }
 
-/** Move the focus to the content, and keep the view: its address is in the hash too. */
+/** Move the focus to the content. The default action of the link would replace the hash, which names the view. */
 function skip(event) {
   event.preventDefault();
   document.getElementById("main").focus();

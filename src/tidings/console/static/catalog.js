@@ -1,4 +1,4 @@
-// The catalog: the items of each feature, and one item with its definition, history, watchers and a form to use it.
+// The catalog: the items of each feature, and one item with its definition, history, watchers, and a form to call it.
 
 import { html, useMemo, useState } from "./htm-preact.js";
 import { post } from "./api.js";
@@ -28,7 +28,7 @@ const RESOURCE_COLUMNS = COLUMNS.toSpliced(1, 0, { title: "URI", value: (item) =
 
 export function Catalog({ feature, itemKey, query, go }) {
   const { catalog } = useStateOf("catalog");
-  // The version of all features: a change of any of them loads the catalog again.
+  // `catalog` has the revision of each feature. If one is new, load the catalog again.
   const { data, error } = useData("catalog", JSON.stringify(catalog));
   const text = query.get("text") ?? "";
   const items = data?.[feature]?.items ?? [];
@@ -97,7 +97,7 @@ function Detail({ feature, itemKey, version, close }) {
   </aside>`;
 }
 
-/** Return what the form of an item is called, its schema, and the request that it makes. */
+/** Return the title, button text, schema and request of the form of an item. */
 function usage(feature, definition) {
   if (feature === "tools") {
     return { title: "Call", verb: "Call", schema: definition.inputSchema, send: (values) => post("call", { name: definition.name, arguments: values }) };
@@ -164,7 +164,7 @@ function Result({ result, seconds }) {
   </section>`;
 }
 
-// No SVG: the browser would not run its scripts here, but a page should not depend on that.
+// No SVG: it can contain scripts.
 const IMAGES = ["image/png", "image/jpeg", "image/gif", "image/webp"];
 
 function Part({ part }) {

@@ -1,4 +1,4 @@
-// The stream of changes, and one change with its delivery.
+// The list of changes, and one change with its deliveries.
 
 import { html, useEffect, useMemo, useState } from "./htm-preact.js";
 import { loadOlderChanges, useData, useStateOf } from "./state.js";
@@ -20,7 +20,7 @@ const COLUMNS = [
   { title: "Latency", value: (change) => change.latency?.p50, cell: (change) => duration(change.latency?.p50), width: "5.5rem", isNumber: true, isExtra: true },
 ];
 
-/** Return the changes of one commit on one line: the first items, and how many more there are. */
+/** Return a change on one line: the first items, and the number of the others. */
 function summary(change) {
   const items = change.items ?? [];
   const named = items.slice(0, 3).map((item) => {
@@ -41,12 +41,12 @@ function Summary({ change }) {
 }
 
 export function Changes({ id, query, go }) {
-  const { changes, hasMoreChanges, isLoaded } = useStateOf("changes");
+  const { changes, isLoaded } = useStateOf("changes");
   const isFiltered = query.has("notFetched");
   const text = query.get("text") ?? "";
   const search = new URLSearchParams(query);
   const path = isFiltered || text ? `changes?limit=1000&${search}` : null;
-  // The server searches: it has more changes than the page. A change of any count is a reason to ask again.
+  // The server searches, because it has more changes than the page. Search again when `changes` is new.
   const found = useData(path, changes);
   const rows = path ? (found.data?.changes ?? []) : changes;
 
@@ -72,7 +72,7 @@ export function Changes({ id, query, go }) {
         isMain
         isFilling
         onEnd=${path ? null : loadOlderChanges}
-        empty=${found.error?.message ?? emptyText(path, isLoaded && (!path || found.data), hasMoreChanges)}
+        empty=${found.error?.message ?? emptyText(path, isLoaded && (!path || found.data))}
         tools=${html`<${Search} label="Search changes" value=${text} onSearch=${(value) => filter("text", value)} />
           <label class="check">
             <input type="checkbox" checked=${isFiltered} onChange=${(event) => filter("notFetched", event.target.checked ? "1" : "")} />
@@ -118,7 +118,7 @@ function Change({ id, known, close }) {
   const { data, error } = useData(`changes/${id}`, known);
   const [shown, setShown] = useState("all");
   const deliveries = data?.deliveries ?? [];
-  const rows = useMemo(() => deliveries.filter((each) => belongs(each, shown)), [data, shown]);
+  const rows = useMemo(() => deliveries.filter((each) => matches(each, shown)), [data, shown]);
   const change = data ?? known;
   return html`<aside class="detail" aria-label="Change">
     <header>
@@ -156,12 +156,12 @@ function Change({ id, known, close }) {
         empty=${data ? "No client." : "Loading…"}
         tools=${html`<h3>Deliveries</h3><${Choice} label="State of the delivery" values=${STATES} value=${shown} onChange=${setShown} />`}
       />
-      ${data?.isTruncated && html`<p class="muted">The server keeps no more than these deliveries of one change.</p>`}
+      ${data?.isTruncated && html`<p class="muted">Some items or deliveries of this change are not shown.</p>`}
     </div>`}
   </aside>`;
 }
 
-function belongs(delivery, shown) {
+function matches(delivery, shown) {
   if (shown === "all") return true;
   return shown === "not refetched" ? delivery.fetched === "no" : delivery.state === shown;
 }

@@ -1,4 +1,4 @@
-// The clients, and one client: what it watches, what it was told last, and what it sees.
+// The list of clients, and one client with its topics, its last deliveries and the items that it sees.
 
 import { html, useMemo, useState } from "./htm-preact.js";
 import { post } from "./api.js";
@@ -71,7 +71,7 @@ function Version({ value }) {
   return value ? html`${value.revision} <span class="muted"><${Digest} value=${value.digest} /></span>` : html`<span class="muted">–</span>`;
 }
 
-/** Say whether the client was told of the current version. */
+/** Return whether the client was told of the current version. */
 function stateOf(watch) {
   if (watch.isPending) return "pending";
   return !watch.told || !watch.current || watch.told.digest === watch.current.digest ? "current" : "behind";
@@ -86,7 +86,7 @@ const RECENT = [
 
 function Client({ id, known, isGone, query, go, isView }) {
   const path = `clients/${encodeURIComponent(id)}`;
-  const { data, error } = useData(path, known); // the server keeps some of those that left
+  const { data, error } = useData(path, known); // the server also knows some closed clients
   const { overview } = useStateOf("overview");
   const client = data ?? known;
   return html`<aside class="detail" aria-label="Client">

@@ -2,14 +2,13 @@
 
 /** Copy text, and return whether it worked. */
 export async function copyText(text) {
-  // Browsers offer navigator.clipboard on https and localhost only; the console is often opened at an address of the
-  // network over http. There, the old command copies a selection.
+  // Browsers offer navigator.clipboard only on https and localhost. At other http addresses, use execCommand.
   if (navigator.clipboard) {
     try {
       await navigator.clipboard.writeText(text);
       return true;
     } catch {
-      // The page has no permission: try the other way.
+      // The page has no permission: use execCommand.
     }
   }
   const area = document.createElement("textarea");

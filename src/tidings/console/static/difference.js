@@ -1,9 +1,9 @@
-// One operation on an item, field by field: what was there before, and after.
+// The fields that an operation on an item changed, with their values before and after.
 
 import { html } from "./htm-preact.js";
 import { Block, Text, asText, visible } from "./text.js";
 
-/** Show an operation on an item, field by field. */
+/** Show an operation on an item, with each field that differs. */
 export function Item({ item }) {
   return html`<article class="item">
     <h4><span class="operation">${item.operation}</span> <${Text} value=${item.key} /></h4>

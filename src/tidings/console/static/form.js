@@ -1,11 +1,11 @@
 // A form made from a JSON Schema: a field for each property that has a simple type, JSON for the rest.
 //
-// It checks what a browser checks: what is required, and that numbers and JSON can be read. The server checks the rest.
+// It checks that required fields are filled, and that numbers and JSON are valid. The server checks the rest.
 
 import { html, useMemo, useState } from "./htm-preact.js";
 import { Text, asText } from "./text.js";
 
-const DEEPEST = 3; // levels of nested objects with fields of their own; deeper ones are written as JSON
+const DEEPEST = 3; // levels of nested objects that get fields; the user writes deeper objects as JSON
 
 /** Show the form, and call `onSubmit` with the arguments. */
 export function SchemaForm({ schema, verb, isBusy, onSubmit }) {
@@ -34,7 +34,7 @@ export function SchemaForm({ schema, verb, isBusy, onSubmit }) {
       try {
         setText(JSON.stringify(collect(fields, texts), null, 2));
       } catch {
-        // The fields do not make up JSON yet: the text stays as it was.
+        // A field is not valid yet: keep the previous JSON.
       }
     }
     setJson(!isJson);
@@ -70,7 +70,7 @@ function fieldsOf(schema, root, path, depth) {
   });
 }
 
-/** Follow a reference within the schema, and choose the only type of an optional value. */
+/** Resolve a reference within the schema. For `anyOf` with null and one other type, return the other type. */
 function resolve(given, root) {
   let schema = given === true || given === false ? {} : given;
   for (let step = 0; step < 10; step++) {
@@ -136,7 +136,7 @@ function Field({ field, texts, onInput }) {
 
 const HINTS = { json: "as JSON", lines: "one per line" };
 
-/** Return the default of a field in the form in which a user types it. */
+/** Return the default of a field as the text of its control. */
 function initial({ kind, schema }) {
   const value = schema.default;
   if (value === undefined || value === null) return "";
@@ -144,7 +144,7 @@ function initial({ kind, schema }) {
   return kind === "string" ? asText(value) : JSON.stringify(value);
 }
 
-/** Return the arguments. A field that is left empty is left out, unless it must be there. */
+/** Return the arguments. Leave out empty fields, unless they are required. */
 function collect(fields, texts) {
   const values = {};
   for (const field of fields) {

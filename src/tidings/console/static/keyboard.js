@@ -2,7 +2,7 @@
 
 import { html, useEffect, useRef } from "./htm-preact.js";
 
-/** The table and the filter that the shortcuts act on: the view that is shown sets them. */
+/** The table and the filter that the shortcuts act on. The current view sets them. */
 export const shortcuts = { table: null, filter: null };
 
 const LIST = [
@@ -26,7 +26,7 @@ export function useShortcuts(actions) {
       if (element.closest("input, textarea, select")) {
         if (event.key === "Escape") {
           element.blur();
-          event.preventDefault(); // it would empty a search field
+          event.preventDefault(); // the browser would clear a search field
         }
         return;
       }

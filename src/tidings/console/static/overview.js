@@ -100,7 +100,7 @@ function replicaColumns(replicas) {
 
 const HEIGHT = 150; // pixels
 
-/** Draw values over time. The canvas has the last and the largest value as text, for those who cannot see it. */
+/** Draw values over time. The last and the largest value are also text, for screen readers. */
 function Chart({ title, times, values, format }) {
   const element = useRef(null);
   const plot = useRef(null);
@@ -112,7 +112,7 @@ function Chart({ title, times, values, format }) {
     create();
     const resized = new ResizeObserver(() => plot.current.setSize({ width: element.current.clientWidth, height: HEIGHT }));
     resized.observe(element.current);
-    // A canvas does not follow the colours of the page by itself.
+    // A canvas keeps its colours, so draw it again when the theme changes.
     const dark = matchMedia("(prefers-color-scheme: dark)");
     dark.addEventListener("change", create);
     addEventListener("themechange", create);

@@ -4,11 +4,11 @@ import { html, useEffect, useRef, useState } from "./htm-preact.js";
 
 const PAUSE = 150; // milliseconds without a key before a search starts
 
-/** Let the user type, and call `onSearch` when they pause. */
+/** Show a search field. Call `onSearch` when the user pauses. */
 export function Search({ label, value, onSearch }) {
   const [typed, setTyped] = useState(value);
   const timer = useRef(null);
-  const latest = useRef(null); // the view may have changed when the pause is over
+  const latest = useRef(null); // the callback of the newest rendering, which the timer calls
   latest.current = onSearch;
   const sent = useRef(value);
   useEffect(() => {

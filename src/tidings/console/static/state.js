@@ -1,11 +1,11 @@
-// What the page knows of the server: loaded once, then kept current by events.
+// The state of the server as the page has it: loaded at each connection, then updated by events.
 
 import { useEffect, useRef, useState } from "./htm-preact.js";
 import { connect, get } from "./api.js";
 
 const PAGE = 200; // changes per request
-const MOST_MISSED = 1000; // the server keeps no more
-const MOST_CHANGES = 10_000; // older ones are dropped here, and can be loaded again
+const MOST_MISSED = 1000; // the server keeps this many
+const MOST_CHANGES = 10_000; // the page drops older ones, and can load them again
 const RELOAD_PAUSE = 500; // milliseconds between two loads of the same data
 const MOST_SAMPLES = 300; // five minutes, one sample per second
 
@@ -27,7 +27,7 @@ const listeners = new Map(); // part of the state → functions
 const dirty = new Set();
 let frame = null;
 
-/** Tell the components that a part of the state is new: once per frame, however many events there are. */
+/** Render the components that use these parts of the state again, at most once per frame. */
 function notify(...parts) {
   for (const part of parts) dirty.add(part);
   frame ??= requestAnimationFrame(() => {
@@ -48,7 +48,7 @@ export function useStateOf(...parts) {
       if (!listeners.has(part)) listeners.set(part, new Set());
       listeners.get(part).add(listener);
     }
-    listener(); // for what changed between the first rendering and this effect
+    listener(); // the state may have changed between the first rendering and this effect
     return () => parts.forEach((part) => listeners.get(part).delete(listener));
   }, []);
   return state;
@@ -57,8 +57,8 @@ export function useStateOf(...parts) {
 /**
  * Return `{data, error, reload}` of a path below `api/`, or of nothing if `path` is null.
  *
- * It is loaded again when `version` changes, but not all the time: after a load that took long comes a long pause. Until
- * the answer is here, the old data stays.
+ * The path is loaded again when `version` changes. After a slow load, the next one waits longer. The old data stays until
+ * the response arrives.
  */
 export function useData(path, version = null) {
   const [answer, setAnswer] = useState({ path: null, data: null, error: null });
@@ -93,7 +93,7 @@ export function useData(path, version = null) {
   };
 }
 
-// Events that arrive while the snapshot is loaded are applied after it: they say what is newer than the snapshot.
+// The events that arrived while the snapshot was being loaded. They are applied after it, because they are newer.
 let queued = null;
 let loading = 0;
 
@@ -136,7 +136,7 @@ function revisions(overview) {
 export async function loadOlderChanges() {
   const last = state.changes.at(-1);
   if (!last || !state.hasMoreChanges || queued) return;
-  state.hasMoreChanges = false; // until the answer is here: no second request
+  state.hasMoreChanges = false; // no second request until the response arrives
   let answer;
   try {
     answer = await get(`changes?limit=${PAGE}&before=${last.id}`);
@@ -144,18 +144,18 @@ export async function loadOlderChanges() {
     state.hasMoreChanges = true;
     return;
   }
-  if (state.changes.at(-1) !== last) return; // loaded anew meanwhile
+  if (state.changes.at(-1) !== last) return; // the list was loaded again meanwhile
   state.changes = [...state.changes, ...answer.changes];
   state.hasMoreChanges = answer.hasMore && state.changes.length < MOST_CHANGES;
   notify("changes");
 }
 
-let isFilling = false;
+let isLoadingMissed = false;
 
-/** Load the newest changes again: of a burst, the server sends only the last ones as events. */
+/** Load the newest changes again. If there are many at once, the server sends only the last ones as events. */
 async function loadMissedChanges() {
-  if (isFilling || queued) return;
-  isFilling = true;
+  if (isLoadingMissed || queued) return;
+  isLoadingMissed = true;
   try {
     const { changes } = await get(`changes?limit=${MOST_MISSED}`);
     const loaded = new Map([...state.changes, ...changes].map((change) => [change.id, change]));
@@ -164,7 +164,7 @@ async function loadMissedChanges() {
   } catch {
     // The connection is lost too: its next hello loads everything.
   }
-  isFilling = false;
+  isLoadingMissed = false;
 }
 
 const APPLY = {
@@ -184,7 +184,7 @@ const APPLY = {
   clients({ upserted, removed }) {
     for (const client of upserted) state.clients.set(client.id, client);
     for (const id of removed) state.clients.delete(id);
-    state.clients = new Map(state.clients); // another object, so that sorted copies know that they are out of date
+    state.clients = new Map(state.clients); // a new object, so that useMemo sorts again
     notify("clients");
   },
   overview({ sample, ...overview }) {
@@ -215,7 +215,7 @@ function onEvent(name, data) {
     apply(name, data);
     return;
   }
-  // Events of the time without a connection are lost, so everything is loaded after each hello.
+  // Events are lost while there is no connection, so load everything after each hello.
   state.started = data.started;
   load();
 }

@@ -1,5 +1,5 @@
-// A table that renders only the rows in view, so that 10,000 rows cost as much as 50. It can be sorted, walked through
-// with the keyboard, and copied. It is a real <table>: a browser copies selected cells, a screen reader reads them.
+// A table that renders only the rows in view, so that 10,000 rows cost as much as 50. It supports sorting, the keyboard
+// and copying. It is a real <table>: a browser copies selected cells, a screen reader reads them.
 
 import { Component, html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "./htm-preact.js";
 import { copyText } from "./clipboard.js";
@@ -9,13 +9,13 @@ import { Text, count, visible } from "./text.js";
 const ROW = 32; // pixels; style.css has the same
 const OVERSCAN = 8; // rows above and below the view, so that a small scroll shows no gap
 const STEP = 4; // rows: a scroll by less renders nothing
-const COPIED = 2000; // milliseconds for which the button says so
+const COPIED = 2000; // milliseconds for which the result of Copy is shown
 
 /**
  * Show rows.
  *
  * A column has `title`, `value(row)` (for sorting and copying), and may have `cell(row)` (what is shown instead),
- * `width` (CSS), `isNumber`, and `isExtra` (hidden where there is little room).
+ * `width` (CSS), `isNumber`, and `isExtra` (hidden on narrow screens).
  *
  * `rowKey(row)` identifies a row, `href(row)` is where it leads, `current` is the key of the row that is open.
  * `isMain`: the shortcuts of the page act on this table. `onEnd` is called when the last row comes into view.
@@ -25,7 +25,7 @@ export function Table({ label, noun, columns, rows, rowKey, href, current, sort,
   const [height, setHeight] = useState(600);
   const [first, setFirst] = useState(0);
   const [cursor, showCursor] = useState(null); // the key of the row that the keyboard is on
-  const latest = useRef(null); // the same, known before it is rendered: the next key may come earlier
+  const latest = useRef(null); // the same key, set before the next rendering, because another key press may come first
   const [order, setOrder] = useState(sort ?? null); // [index of the column, 1 or -1]
 
   const sorted = useMemo(() => {
@@ -42,7 +42,7 @@ export function Table({ label, noun, columns, rows, rowKey, href, current, sort,
     return () => observer.disconnect();
   }, []);
 
-  // Rows that are added above the view must not move it. At the top, the newest row is what the reader wants.
+  // Keep the rows in view when rows are added above them, unless the view is at the top.
   const anchor = useRef(null);
   useLayoutEffect(() => {
     const element = scroller.current;
@@ -70,7 +70,7 @@ export function Table({ label, noun, columns, rows, rowKey, href, current, sort,
     const element = scroller.current;
     const top = index * ROW;
     if (top < element.scrollTop) element.scrollTop = top;
-    // One row more than the row itself: the head of the table covers the first.
+    // The header of the table covers one row.
     else if (top + 2 * ROW > element.scrollTop + element.clientHeight) element.scrollTop = top + 2 * ROW - element.clientHeight;
   }
 
@@ -82,7 +82,7 @@ export function Table({ label, noun, columns, rows, rowKey, href, current, sort,
     latest.current = rowKey(sorted[index]);
     showCursor(latest.current);
     show(index);
-    // While a row is open beside the table, the keyboard opens the next one, without a step of the history for each.
+    // If a row is open beside the table, open the new row, without an entry in the browser history.
     if (href && current !== undefined && current !== null) location.replace(href(sorted[index]));
   }
 
@@ -94,7 +94,7 @@ export function Table({ label, noun, columns, rows, rowKey, href, current, sort,
     },
     copy: () => copy(),
   };
-  // The handlers close over what this rendering shows, so they are set again after each.
+  // The handlers use the rows of this rendering, so set them again after each one.
   useLayoutEffect(() => {
     if (!isMain) return undefined;
     shortcuts.table = actions;
@@ -169,7 +169,7 @@ export function Table({ label, noun, columns, rows, rowKey, href, current, sort,
   </div>`;
 }
 
-/** One row. Most rows in view are the same after a scroll or an event: they are not made again. */
+/** One row. It is rendered again only if its data changed. */
 class Row extends Component {
   shouldComponentUpdate(next) {
     return ["row", "place", "columns", "isCurrent", "isCursor"].some((name) => next[name] !== this.props[name]);
@@ -195,12 +195,12 @@ function classes(column) {
   return [column.isNumber && "number", column.isExtra && "extra"].filter(Boolean).join(" ");
 }
 
-/** Return what a value is sorted by. Not by a locale: comparing 5,000 names so takes longer than a frame. */
+/** Return the sort key of a value. It ignores the locale: sorting 5,000 names by locale takes longer than a frame. */
 function sortKey(value) {
   return typeof value === "string" ? value.toLowerCase() : value;
 }
 
-/** Compare two keys. What is missing comes first. */
+/** Compare two keys. Missing values come first. */
 function compare(a, b) {
   if (a === b) return 0;
   if (a === null || a === undefined) return -1;

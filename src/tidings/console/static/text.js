@@ -1,7 +1,7 @@
-// Text for people: names of others made harmless, times, durations and numbers.
+// Formatting: untrusted text, times, durations and numbers.
 //
-// Every string of a server or a client becomes a text node, so it cannot contain markup. Two dangers remain: characters
-// that are invisible or change the direction of what follows, and length. `visible` and `Text` are against them.
+// Every string of a server or a client becomes a text node, so it cannot contain markup. Two dangers remain: hidden
+// characters, which are invisible or change the text direction, and length. `visible` and `Text` handle both.
 
 import { html, useState } from "./htm-preact.js";
 
@@ -56,7 +56,7 @@ export function asText(value) {
   return value === undefined ? "" : JSON.stringify(value, null, 2);
 }
 
-// Made once: the methods toLocaleString and the like make a format for each value, in each row.
+// Created once, because toLocaleString creates a new format for each value.
 const NUMBER = new Intl.NumberFormat("en", { maximumFractionDigits: 1 });
 const CLOCK = new Intl.DateTimeFormat("en-GB", { timeStyle: "medium" });
 const DAY = new Intl.DateTimeFormat("sv-SE"); // 2026-11-18
@@ -74,7 +74,7 @@ export function duration(seconds) {
   return `${Math.round(seconds / 60)} min`;
 }
 
-/** Return a local time: of today without the date. */
+/** Return a local time, without the date if it is today. */
 export function clock(iso) {
   if (!iso) return "–";
   const time = new Date(iso);
@@ -86,12 +86,12 @@ export function Time({ value }) {
   return value ? html`<time datetime=${value} title=${value}>${clock(value)}</time>` : html`<span class="muted">–</span>`;
 }
 
-/** Show the start of a digest: enough to compare two. */
+/** Show the start of a digest. */
 export function Digest({ value }) {
   return value ? html`<code title=${value}>${shorten(visible(value), 10)}</code>` : html`<span class="muted">–</span>`;
 }
 
-/** Return how many there are, with the noun in the right form. */
+/** Return a number with its noun, in the singular or plural. */
 export function count(value, noun) {
   return `${number(value)} ${value === 1 ? noun : noun.replace(/y$/, "ie") + "s"}`;
 }

@@ -1,4 +1,4 @@
-// Light, dark, or as the system.
+// The theme: light, dark, or that of the system.
 
 const THEMES = ["system", "light", "dark"];
 const NAME = "tidings-theme";
@@ -12,7 +12,7 @@ export function theme() {
 export function setTheme(name) {
   localStorage.setItem(NAME, name);
   document.documentElement.dataset.theme = name;
-  dispatchEvent(new Event("themechange")); // for what is drawn by script
+  dispatchEvent(new Event("themechange")); // for the charts
 }
 
 export function nextTheme() {
