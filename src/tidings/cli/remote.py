@@ -10,6 +10,7 @@ import signal
 from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import httpx2
 import mcp_types as types
@@ -187,7 +188,8 @@ def bearer_headers(token: str | None) -> dict[str, str]:
 def check_url(url: str) -> None:
     try:
         parsed = httpx2.URL(url)
-    except httpx2.InvalidURL as error:
+        urlsplit(url)  # refuses some that httpx2 accepts, such as http://[
+    except (httpx2.InvalidURL, ValueError) as error:
         raise TidingsError(f"{url} is not a URL: {error}") from None
     if not parsed.host or not 0 < (parsed.port or 80) < 65536:
         raise TidingsError(f"{url} is not a URL of a server; give one like http://127.0.0.1:8765/mcp")
