@@ -92,7 +92,7 @@ async def test_invalid_events_are_refused() -> None:
         ):
             with pytest.raises(TidingsError, match=reason):
                 live.emit(name, data)
-        mistakes: list[tuple[Any, str]] = [(["document_id"], "must be a mapping"), (cyclic, "matching has no JSON form")]
+        mistakes: list[tuple[Any, str]] = [(["text"], "must be a mapping"), (cyclic, "matching has no JSON form")]
         for matching, reason in mistakes:
             with pytest.raises(TidingsError, match=reason):
                 live.emit(NAME, comment(), matching)
