@@ -103,6 +103,11 @@ def test_invalid_targets_are_refused() -> None:
     tidings("top", "http://127.0.0.1:1").check_error("can't be reached")
 
 
+def test_invalid_proxy_of_the_environment_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "foo://proxy")
+    tidings("top", "http://server.invalid").check_error("the proxy that the environment names can't be used")
+
+
 @pytest.mark.parametrize("body", ["[]", "{}", '{"clients": 1}', "\udcff"], ids=ascii)
 async def test_server_that_answers_something_else_is_refused(body: str) -> None:
     async with receiving() as receiver:

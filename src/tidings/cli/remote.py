@@ -27,7 +27,7 @@ from tidings.core.redact import one_line
 from tidings.errors import TidingsError
 from tidings.server.process_exit import exit_process
 
-__all__ = ["Remote", "Unreachable", "bearer_headers", "check_url", "connect", "run"]
+__all__ = ["Remote", "Unreachable", "bearer_headers", "check_url", "connect", "make_http_client", "run"]
 
 Result = TypeVar("Result")
 
@@ -158,12 +158,9 @@ async def connect(url: str, token: str | None, headers: Mapping[str, str] | None
 
     check_url(url)
     headers = bearer_headers(token) | dict(headers or {})
-    try:
-        http = httpx2.AsyncClient(
-            headers=headers, timeout=httpx2.Timeout(_TIMEOUT, read=None), event_hooks={"response": [save_status]}
-        )
-    except (ValueError, ImportError) as error:
-        raise TidingsError(f"the proxy that the environment names can't be used: {error}") from None
+    http = make_http_client(
+        headers=headers, timeout=httpx2.Timeout(_TIMEOUT, read=None), event_hooks={"response": [save_status]}
+    )
     try:
         async with (
             http,
@@ -179,6 +176,13 @@ async def connect(url: str, token: str | None, headers: Mapping[str, str] | None
             if isinstance(each, httpx2.HTTPError | OSError | MCPError | ValueError | RuntimeError):
                 raise _explain(url, each, last_status, has_token=bool(token)) from None
         raise
+
+
+def make_http_client(**options: Any) -> httpx2.AsyncClient:
+    try:
+        return httpx2.AsyncClient(**options)
+    except (ValueError, ImportError) as error:
+        raise TidingsError(f"the proxy that the environment names can't be used: {error}") from None
 
 
 def bearer_headers(token: str | None) -> dict[str, str]:
