@@ -112,10 +112,12 @@ def test_mistakes_in_event_files_are_problems(workspace: Path) -> None:
     (workspace / "events" / "two words.meta.json").write_text("{}")
     (workspace / "events" / "list.meta.json").write_text('{"inputSchema": {"type": "array"}}')
     (workspace / "events" / "typo.meta.json").write_text('{"inputschema": {}}')
+    (workspace / "events" / "number.meta.json").write_text('{\n"description": 5}')
     printed = tidings("validate", workspace).stdout
     assert "'two words' is not the name of an event" in printed
     assert "list.meta.json:1: the arguments of the event 'list' must be an object" in printed
     assert "inputschema" in printed
+    assert printed.count("number.meta.json") == printed.count("number.meta.json:2: description is 5") == 1
     (workspace / "tidings.toml").write_text("")
     assert "add the section [events] to tidings.toml" in tidings("validate", workspace).stdout
 

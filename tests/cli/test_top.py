@@ -16,6 +16,7 @@ import httpx2
 import pytest
 
 from tests.support.command import DEADLINE, HELLO, TOKEN, run_command, serving, start_command, tidings
+from tests.support.receiver import receiving
 from tests.support.terminal import Screen
 
 pytestmark = pytest.mark.anyio
@@ -98,7 +99,34 @@ async def test_server_without_a_console_is_explained(board: Path) -> None:
 def test_invalid_targets_are_refused() -> None:
     tidings("top", ".").check_error("the URL of a running server")
     tidings("top", "ftp://host").check_error("only http and https")
+    tidings("top", "http://[").check_error("is not a URL")
     tidings("top", "http://127.0.0.1:1").check_error("can't be reached")
+
+
+def test_invalid_proxy_of_the_environment_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "foo://proxy")
+    tidings("top", "http://server.invalid").check_error("the proxy that the environment names can't be used")
+
+
+@pytest.mark.parametrize("body", ["[]", "{}", '{"clients": 1}', "\udcff"], ids=ascii)
+async def test_server_that_answers_something_else_is_refused(body: str) -> None:
+    async with receiving() as receiver:
+        receiver.answers(200)
+        receiver.body = body.encode(errors="surrogateescape")
+        result = await run_command("top", receiver.url)
+        result.check_error("is not the console of a Tidings server")
+
+
+async def test_overview_continues_after_a_proxy_had_no_server(board: Path) -> None:
+    async with serving(board) as server, httpx2.AsyncClient() as http:
+        overview = await http.get(server.url.replace("/mcp", "/console/api/overview"))
+        await server.stop()
+    async with receiving() as receiver:
+        receiver.answers(200, 502, 502, 200)  # the overview; its events; both again
+        receiver.body = overview.content
+        async with watching(receiver.url, "--json") as top:
+            assert await top.line() == await top.line()
+            assert "answered 502" in await top.interrupt()
 
 
 async def test_console_of_a_served_folder_writes_only_if_asked(board: Path) -> None:

@@ -109,6 +109,7 @@ async def test_programs_send_the_token_as_a_bearer_token() -> None:
         {"Sec-Fetch-Site": "same-site"},
         {"Origin": "https://evil.example"},
         {"Origin": "null"},
+        {"Origin": "http://["},
         {"Host": "evil.example"},
         {"Host": "evil.example", "Origin": "http://evil.example"},
         {"X-Forwarded-For": "192.0.2.1"},
@@ -185,6 +186,7 @@ async def test_invalid_requests_get_one_sentence() -> None:
         for answer in (
             await served.http.get("/console/api/changes", params={"limit": "many"}),
             await served.http.get("/console/api/item", params={"feature": "none", "key": "a"}),
+            await served.http.get(f"/console/api/clients/{'9' * 5000}"),
             await served.http.post("/console/api/call", content=b"[1]", headers=MARKER),
             await served.http.post("/console/api/call", content=b"{", headers=MARKER),
             await served.http.post("/console/api/call", content=b"{" + b" " * (5 << 20), headers=MARKER),

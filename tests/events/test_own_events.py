@@ -78,6 +78,8 @@ async def test_event_goes_to_the_subscriptions_whose_arguments_match() -> None:
 
 
 async def test_invalid_events_are_refused() -> None:
+    cyclic: dict[str, Any] = {}
+    cyclic["text"] = cyclic
     async with serving_events(declare=declare) as (live, _):
         for name, data, reason in (
             ("comment.deleted", {}, "there is no event type"),
@@ -85,15 +87,23 @@ async def test_invalid_events_are_refused() -> None:
             (NAME, {"document_id": "d1"}, "'text' is a required property"),
             (NAME, comment(text="x" * (256 << 10)), "262144 are allowed"),
             (NAME, {"document_id": object(), "text": ""}, "no JSON form"),
+            (NAME, comment(text="\ud800"), "no JSON form"),
+            (NAME, cyclic, "no JSON form"),
         ):
             with pytest.raises(TidingsError, match=reason):
                 live.emit(name, data)
+        mistakes: list[tuple[Any, str]] = [(["text"], "must be a mapping"), (cyclic, "matching has no JSON form")]
+        for matching, reason in mistakes:
+            with pytest.raises(TidingsError, match=reason):
+                live.emit(NAME, comment(), matching)
         with pytest.raises(TidingsError, match="there is an event type"):
             live.event(NAME)
         with pytest.raises(TidingsError, match="is not the name of an event"):
             live.event("two words")
         with pytest.raises(TidingsError, match="schema of the payload"):
             live.event("x", payload={"type": "nothing"})
+        with pytest.raises(TidingsError, match="has no JSON form"):  # all clients would get no list
+            live.event("x", payload={"type": "object", "default": object()})
 
 
 async def test_event_of_another_thread_is_delivered() -> None:

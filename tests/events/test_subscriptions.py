@@ -56,6 +56,7 @@ async def test_invalid_requests_have_the_codes_of_the_draft() -> None:
             (INVALID, params(url="https://127.0.0.1/")),
             (INVALID, params(url="https://[::ffff:10.0.0.1]/")),
             (INVALID, params(url="https://user:password@receiver.example/")),
+            (INVALID, params(url="https://[")),
             (INVALID, params() | {"arguments": {"document_id": 1}}),
             (INVALID, params() | {"arguments": {"other": "x"}}),
             (INVALID, params() | {"arguments": {"document_id": "x" * 10_000}}),

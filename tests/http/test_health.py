@@ -126,6 +126,8 @@ async def test_routes_work_in_another_app() -> None:
         ("203.0.113.9", {}, 403),
         ("127.0.0.1", {"x-real-ip": "203.0.113.9"}, 403),
         ("127.0.0.1", {"via": "1.1 proxy"}, 403),
+        ("127.0.0.1", {"cdn-loop": "cdn.example"}, 403),
+        ("127.0.0.1", {"x-forwarded": "for=203.0.113.9"}, 403),
         ("127.0.0.1", {"x-forwarded-proto": "https"}, 403),
         ("127.0.0.1", {"x-forwarded-for": "203.0.113.9"}, 403),
         ("127.0.0.1", {"forwarded": "for=203.0.113.9"}, 403),

@@ -10,6 +10,7 @@ import signal
 from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import httpx2
 import mcp_types as types
@@ -26,7 +27,7 @@ from tidings.core.redact import one_line
 from tidings.errors import TidingsError
 from tidings.server.process_exit import exit_process
 
-__all__ = ["Remote", "Unreachable", "bearer_headers", "check_url", "connect", "run"]
+__all__ = ["Remote", "Unreachable", "bearer_headers", "check_url", "connect", "make_http_client", "run"]
 
 Result = TypeVar("Result")
 
@@ -157,12 +158,9 @@ async def connect(url: str, token: str | None, headers: Mapping[str, str] | None
 
     check_url(url)
     headers = bearer_headers(token) | dict(headers or {})
-    try:
-        http = httpx2.AsyncClient(
-            headers=headers, timeout=httpx2.Timeout(_TIMEOUT, read=None), event_hooks={"response": [save_status]}
-        )
-    except (ValueError, ImportError) as error:
-        raise TidingsError(f"the proxy that the environment names can't be used: {error}") from None
+    http = make_http_client(
+        headers=headers, timeout=httpx2.Timeout(_TIMEOUT, read=None), event_hooks={"response": [save_status]}
+    )
     try:
         async with (
             http,
@@ -180,6 +178,13 @@ async def connect(url: str, token: str | None, headers: Mapping[str, str] | None
         raise
 
 
+def make_http_client(**options: Any) -> httpx2.AsyncClient:
+    try:
+        return httpx2.AsyncClient(**options)
+    except (ValueError, ImportError) as error:
+        raise TidingsError(f"the proxy that the environment names can't be used: {error}") from None
+
+
 def bearer_headers(token: str | None) -> dict[str, str]:
     return {"Authorization": f"Bearer {token}"} if token else {}
 
@@ -187,7 +192,8 @@ def bearer_headers(token: str | None) -> dict[str, str]:
 def check_url(url: str) -> None:
     try:
         parsed = httpx2.URL(url)
-    except httpx2.InvalidURL as error:
+        urlsplit(url)  # refuses some that httpx2 accepts, such as http://[
+    except (httpx2.InvalidURL, ValueError) as error:
         raise TidingsError(f"{url} is not a URL: {error}") from None
     if not parsed.host or not 0 < (parsed.port or 80) < 65536:
         raise TidingsError(f"{url} is not a URL of a server; give one like http://127.0.0.1:8765/mcp")

@@ -30,6 +30,13 @@ _READ_TIMEOUT = 30.0
 
 _BARS = "▁▂▃▄▅▆▇█"
 _MAX_SAMPLES = 60
+_MEMBERS = frozenset(
+    {
+        *("server", "clients", "pending", "slow", "delivered", "deliveriesPerSecond", "latency", "suppressed"),
+        *("catalog", "revision", "failures", "problems", "webhooks", "replicas", "history"),
+    }
+)
+"""The members of an overview that are shown."""
 _MAX_ROWS = 6
 """Rows for problems, and as many for webhooks and for replicas."""
 
@@ -101,15 +108,19 @@ async def _overviews(url: str, token: str | None) -> AsyncIterator[dict[str, Any
     import httpx2
     import msgspec
 
-    from tidings.cli.remote import Unreachable, bearer_headers
+    from tidings.cli.remote import Unreachable, bearer_headers, make_http_client
 
     try:
-        async with httpx2.AsyncClient(headers=bearer_headers(token), timeout=_READ_TIMEOUT) as http:
+        async with make_http_client(headers=bearer_headers(token), timeout=_READ_TIMEOUT) as http:
             response = await http.get(f"{url}/api/overview")
             _check(url, response.status_code, response.text, has_token=bool(token))
-            overview: dict[str, Any] = msgspec.json.decode(response.content)
+            overview = msgspec.json.decode(response.content, type=dict[str, Any])
+            if not overview.keys() >= _MEMBERS:
+                raise TidingsError(f"{url} is not the console of a Tidings server, or of another version")
             yield overview
             async with http.stream("GET", f"{url}/api/events") as events:
+                if events.status_code != 200:
+                    _check(url, events.status_code, (await events.aread()).decode(), has_token=bool(token))
                 name = ""
                 async for line in events.aiter_lines():
                     if line.startswith("event: "):
@@ -121,7 +132,7 @@ async def _overviews(url: str, token: str | None) -> AsyncIterator[dict[str, Any
         return  # the server was stopped
     except (httpx2.HTTPError, OSError) as error:
         raise Unreachable(f"{url} can't be reached: {str(error) or type(error).__name__}") from None
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError):
         raise TidingsError(f"{url} is not the console of a Tidings server") from None
 
 
@@ -135,6 +146,8 @@ def _add_history(overview: dict[str, Any], history: dict[str, list[Any]]) -> dic
 
 
 def _check(url: str, status: int, text: str, *, has_token: bool) -> None:
+    from tidings.cli.remote import Unreachable
+
     if status == 200:
         return
     if status == 401:
@@ -142,7 +155,8 @@ def _check(url: str, status: int, text: str, *, has_token: bool) -> None:
         raise TidingsError(f"{url} {refusal}; give one with --auth-token-file FILE, or {TOKEN_VARIABLE}")
     if status == 404:
         raise TidingsError(f"{url}: the server has no console; start it with --console=read")
-    raise TidingsError(f"{url} answered {status}: {one_line(_error_in(text), 300)}")
+    kind = Unreachable if status >= 500 else TidingsError  # for example a proxy whose server restarts
+    raise kind(f"{url} answered {status}: {one_line(_error_in(text), 300)}")
 
 
 def _error_in(text: str) -> str:

@@ -17,7 +17,6 @@ import hmac
 import html
 import time
 from typing import TYPE_CHECKING, Final
-from urllib.parse import urlsplit
 
 from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 
@@ -212,4 +211,4 @@ def _is_same_site(request: Request) -> bool:
     if origin == "null" and site == "same-origin":
         return True  # a form of a page with the policy `no-referrer`; only the browser can say `same-origin`
     # The scheme may differ: a proxy in front of the server may end TLS.
-    return origin is None or urlsplit(origin).netloc.lower() == request.headers.get("host", "").lower() != ""
+    return origin is None or origin.partition("://")[2].lower() == request.headers.get("host", "").lower() != ""

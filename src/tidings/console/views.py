@@ -357,8 +357,7 @@ class Views:
         return {"ended": True}
 
     def _find_client(self, params: Mapping[str, Any]) -> RecordedClient:
-        text = str(params.get("id", "")).removeprefix("c")
-        client = self._record.clients.get(int(text)) if text.isascii() and text.isdecimal() else None
+        client = self._record.clients.get(_integer({"id": str(params.get("id", "")).removeprefix("c")}, "id", 0))
         if client is None:
             raise NotFound("There is no such client, or it left long ago")
         return client

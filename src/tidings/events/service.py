@@ -6,11 +6,12 @@ import inspect
 import logging
 import secrets
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from pydantic_core import PydanticSerializationError, to_jsonable_python
+from pydantic_core import to_jsonable_python
 
 from tidings.errors import TidingsError
 from tidings.events import draft
@@ -95,26 +96,29 @@ class EventService:
     ) -> str:
         """Publish an event, and return its id. See `Live.emit`."""
         event_type = self.types.own(name)
-        try:
+        described = f"the data of the event {name!r}"
+        with _json_errors(described):
             data = to_jsonable_python(data)
-        except PydanticSerializationError as error:
-            raise TidingsError(f"the data of the event {name!r} has no JSON form: {error}") from None
-        check(data, event_type.payload, f"the data of the event {name!r}")
-        values = data if matching is None else to_jsonable_python(matching)
+        check(data, event_type.payload, described)
+        with _json_errors("matching"):
+            values = data if matching is None else to_jsonable_python(matching)
+        if not isinstance(values, dict):
+            raise TidingsError('matching must be a mapping of arguments to their values, such as {"document_id": "d1"}')
         event_id = event_id if event_id is not None else f"evt_{secrets.token_hex(16)}"
         if not event_id.isprintable() or not event_id.isascii() or not 0 < len(event_id) <= 256 or "." in event_id:
             raise TidingsError(
                 f"{event_id!r:.80} is not the id of an event: it has 1 to 256 ASCII characters, and no ."
             )
         now = self._hub.catalog.now()
-        event = draft.encode_event(event_id, name, now, data)
+        with _json_errors(described):
+            event = draft.encode_event(event_id, name, now, data)
         if len(event.body) > draft.MAX_BODY:
             raise TidingsError(
                 f"the event {name!r} has {len(event.body)} bytes, and {draft.MAX_BODY} are allowed; send a summary, "
                 "and let the receiver read the rest with a tool or a resource"
             )
-        self._hub.counts.events["emitted"] += 1
         watching = self._watchers.find(name, values)
+        self._hub.counts.events["emitted"] += 1
         self.occurrences.add(Occurrence(event_id, name, now, event.body), watching)
         if watching:
             self._writer.flush()  # after this call, kill -9 does not lose the event
@@ -153,6 +157,15 @@ class EventService:
         except Exception:  # the user's function
             self._hub.counts.failures["hook"] += 1
             logger.exception("%s of the event %r failed", hook, record.event.name)
+
+
+@contextmanager
+def _json_errors(what: str) -> Iterator[None]:
+    """Raise `TidingsError` if a value can't be encoded: it has a cycle, an unpaired surrogate, or a foreign type."""
+    try:
+        yield
+    except (ValueError, TypeError, OverflowError, RecursionError) as error:
+        raise TidingsError(f"{what} has no JSON form: {error}") from None
 
 
 class _Watchers:

@@ -8,6 +8,7 @@ import re
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeAlias, TypeVar
 
+import msgspec
 from pydantic import TypeAdapter
 from pydantic.errors import PydanticSchemaGenerationError
 
@@ -101,9 +102,11 @@ class EventTypes:
     def own(self, name: str) -> EventType:
         """Return a declared type. Raise if there is none."""
         found = self._types.get(name)
-        if found is None or found.is_topic:
-            reason = "the server emits it by itself" if found is not None else 'declare it with live.event("…")'
-            raise NotFound(f"there is no event type {name!r} to emit: {reason}")
+        if found is None:
+            hint = 'declare it with live.event("…"), or in events/NAME.meta.json of a workspace'
+            raise NotFound(f"there is no event type {name!r} to emit: {hint}")
+        if found.is_topic:
+            raise NotFound(f"there is no event type {name!r} to emit: the server emits it by itself")
         return found
 
     def declare(self, event: EventType, *, replaces: bool = False) -> None:
@@ -119,6 +122,10 @@ class EventTypes:
                 raise TidingsError(f"the schema of the {part} of the event {event.name!r} is invalid: {error}")
             if schema.get("type") != "object":
                 raise TidingsError(f"the {part} of the event {event.name!r} must be an object: set its type to object")
+        try:
+            msgspec.json.encode(event.as_json())
+        except (ValueError, TypeError, OverflowError, RecursionError) as error:
+            raise TidingsError(f"the type of the event {event.name!r} has no JSON form: {error}") from None
         self._types[event.name] = event
 
     def remove(self, name: str) -> None:

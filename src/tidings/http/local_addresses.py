@@ -26,8 +26,13 @@ _CHECKED_BY_SDK = ("127.0.0.1", "localhost", "::1")
 
 _LOCAL_HOST = re.compile(r"(localhost|127\.\d+\.\d+\.\d+|\[::1\])(:\d+)?", re.IGNORECASE)
 
-_PROXY_HEADERS = frozenset({"forwarded", "via", "x-real-ip", "x-client-ip", "true-client-ip", "cf-connecting-ip"})
-"""Headers that proxies add, besides all `x-forwarded-…`."""
+_PROXY_HEADERS = frozenset(
+    {
+        *("forwarded", "via", "cdn-loop", "x-real-ip", "x-client-ip", "x-cluster-client-ip", "true-client-ip"),
+        *("cf-connecting-ip", "fastly-client-ip", "fly-client-ip", "x-envoy-external-address"),
+    }
+)
+"""Headers that proxies add, besides all that begin with `x-forwarded`. A proxy that adds none can't be recognised."""
 
 
 def is_local(host: str) -> bool:
@@ -41,7 +46,7 @@ def is_local_request(request: Request) -> bool:
     is refused."""
     if request.client is None or not _LOCAL_HOST.fullmatch(request.headers.get("host", "")):
         return False
-    if any(name in _PROXY_HEADERS or name.startswith("x-forwarded-") for name in request.headers):
+    if any(name in _PROXY_HEADERS or name.startswith("x-forwarded") for name in request.headers):
         return False
     return parse_address(request.client.host) is not None and is_loopback(request.client.host)
 

@@ -18,6 +18,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Literal, TypeAlias
+from urllib.parse import urlsplit
 
 from tidings.core.addresses import is_loopback, parse_address, reason_not_public
 from tidings.errors import TidingsError
@@ -195,6 +196,7 @@ def _parse(url: str) -> httpx2.URL:
         raise TidingsError(f"the URL of a webhook has at most {_MAX_URL} characters")
     try:
         parsed = httpx2.URL(url)
+        urlsplit(url)  # refuses some that httpx2 accepts, such as https://[
     except (httpx2.InvalidURL, ValueError) as error:
         raise TidingsError(f"{url!r} is not a URL: {error}") from None
     if parsed.scheme not in ("http", "https") or not parsed.host:
