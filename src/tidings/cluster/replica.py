@@ -113,7 +113,9 @@ class Replica:
         # With the lock of the own catalog, so the writes of a key are in the order of its changes.
         writes = [self._write_of(change) for change in changes]
         with self._lock:
-            self._writes.update((write.key, write) for write in writes)
+            for write in writes:
+                self._writes.pop(write.key, None)  # so that all keys are in the order of their latest changes
+                self._writes[write.key] = write
         self._bridge.call(self._wake, writes)
 
     def _write_of(self, change: Change) -> Write:
