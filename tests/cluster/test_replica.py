@@ -15,9 +15,10 @@ from starlette.applications import Starlette
 from tests.support.telemetry import RecordedTelemetry
 from tests.support.waiting import until
 from tidings import Live
-from tidings.cluster.backend import Write
+from tidings.cluster.backend import CallHandler, Entry, Watcher, Write
 from tidings.cluster.memory import MemoryBackend, MemoryTable
 from tidings.cluster.replica import Replica
+from tidings.cluster.shared_state import item_write
 from tidings.core.model import Feature, Notification
 from tidings.telemetry import Telemetry
 
@@ -25,21 +26,58 @@ pytestmark = pytest.mark.anyio
 
 
 class HeldBackend(MemoryBackend):
-    """Holds writes back while `passes` is not set."""
+    """Holds writes back while `passes` is not set, and their acknowledgements while `acknowledges` is not set."""
 
     def __init__(self, table: MemoryTable) -> None:
         super().__init__(table)
-        self.passes = asyncio.Event()
+        self.passes, self.acknowledges = asyncio.Event(), asyncio.Event()
         self.passes.set()
+        self.acknowledges.set()
         self.held: set[str] = set()
         """The keys of the writes that wait."""
+        self.stored: list[str] = []
+        """The keys of the writes that were acknowledged."""
+        self.entries = HeldEntries()
+
+    async def run(self, name: str, replica: str, watcher: Watcher, handler: CallHandler) -> None:
+        self.entries.watcher = watcher
+        await super().run(name, replica, self.entries, handler)
 
     async def write(self, writes: Sequence[Write]) -> list[int | None]:
-        keys = {write.key for write in writes}
-        self.held |= keys
+        keys = [write.key for write in writes]
+        self.held.update(keys)
         await self.passes.wait()
-        self.held -= keys
-        return await super().write(writes)
+        self.held.difference_update(keys)
+        orders = await super().write(writes)
+        await self.acknowledges.wait()
+        self.stored += keys
+        return orders
+
+
+class HeldEntries:
+    """Gives a watcher the entries of the table, later if they are held."""
+
+    def __init__(self) -> None:
+        self.watcher: Watcher
+        self.is_holding = False
+        self._held: list[Entry] = []
+
+    def load(self, epoch: str, entries: Sequence[Entry], order: int) -> None:
+        self.watcher.load(epoch, entries, order)
+
+    def apply(self, entries: Sequence[Entry]) -> None:
+        self._held += entries
+        if not self.is_holding:
+            self.release()
+
+    def lose(self, reason: str) -> None:
+        self._held.clear()  # a connection that is lost delivers nothing more
+        self.watcher.lose(reason)
+
+    def release(self) -> None:
+        self.is_holding = False
+        held, self._held = self._held, []
+        self.watcher.apply(held)
 
 
 class Member:
@@ -181,6 +219,144 @@ async def test_item_that_is_removed_while_its_addition_is_not_stored_is_gone_eve
         add(here, "last")
         here.backend.reconnect()
         await settle([here, there], "last")
+
+
+def write_of(member: Member, name: str) -> Write:
+    """Return the write of a tool of a replica, or of its removal."""
+    return item_write(member.replica.id, Feature.TOOLS, name, member.live.own_catalog.tools.item(name))
+
+
+async def until_described(replicas: list[Member], description: str | None) -> None:
+    def descriptions() -> set[str | None]:
+        return {(member.live.catalog.tools.get("deploy") or {}).get("description") for member in replicas}
+
+    await until(lambda: descriptions() == {description})
+
+
+async def write_late(replicas: list[Member], write: Write) -> None:
+    """Store a write like a network that has held it since a connection was lost, and wait until all have applied it."""
+    (order,) = await replicas[-1].backend.write([write])
+    assert order is not None
+    await until(lambda: all(member.replica.state.order >= order for member in replicas))
+
+
+async def test_write_that_is_stored_after_newer_ones_does_not_count() -> None:
+    async with members(2) as replicas:
+        here = replicas[0]
+        absent = write_of(here, "deploy")
+        add(here, "deploy", "version 1")
+        await until_described(replicas, "version 1")
+        await write_late(replicas, absent)
+        await until_described(replicas, "version 1")
+        version_1 = write_of(here, "deploy")
+        add(here, "deploy", "version 2")
+        await until_described(replicas, "version 2")
+        await write_late(replicas, version_1)
+        await until_described(replicas, "version 2")
+        here.live.tools.remove("deploy")
+        await until_described(replicas, None)
+        await write_late(replicas, version_1)
+        await settle(replicas)
+
+
+async def test_late_write_that_comes_before_the_acknowledgement_of_a_newer_one_does_not_count() -> None:
+    async with members(2) as replicas:
+        here = replicas[0]
+        add(here, "deploy", "version 1")
+        await until_described(replicas, "version 1")
+        version_1 = write_of(here, "deploy")
+        here.backend.acknowledges.clear()
+        add(here, "deploy", "version 2")
+        await until_described(replicas, "version 2")
+        await write_late(replicas, version_1)
+        here.backend.acknowledges.set()
+        await until_described(replicas, "version 2")
+
+
+async def test_late_write_before_a_newer_one_is_stored_causes_no_other_write() -> None:
+    async with members(2) as replicas:
+        here = replicas[0]
+        add(here, "deploy", "version 1")
+        await until_described(replicas, "version 1")
+        version_1 = write_of(here, "deploy")
+        here.backend.passes.clear()
+        add(here, "deploy", "version 2")
+        await until(lambda: version_1.key in here.backend.held)
+        await write_late(replicas, version_1)
+        here.backend.passes.set()
+        await until_described(replicas, "version 2")
+        add(here, "last")
+        await settle(replicas, "deploy", "last")
+        assert here.backend.stored.count(version_1.key) == 2
+
+
+async def test_entries_that_come_after_the_acknowledgement_of_newer_writes_cause_no_other_write() -> None:
+    async with members(2) as replicas:
+        here, there = replicas
+        key = write_of(here, "deploy").key
+        here.backend.entries.is_holding = True
+        for number in (1, 2, 3):
+            add(here, "deploy", f"version {number}")
+            await until_described([there], f"version {number}")
+            await until(lambda: key not in here.backend.held)
+        add(there, "deploy", "the newest")
+        await until_described([there], "the newest")
+        here.backend.entries.release()
+        add(here, "last")
+        await settle(replicas, "deploy", "last")
+        await until_described(replicas, "the newest")
+        assert here.backend.stored.count(key) == 3
+
+
+async def test_item_that_returns_to_a_value_before_its_removal_came_back_is_kept() -> None:
+    async with members(2) as replicas:
+        here, there = replicas
+        add(here, "deploy", "version 1")
+        await until_described(replicas, "version 1")
+        here.backend.entries.is_holding = True
+        here.live.tools.remove("deploy")
+        await until_described([there], None)
+        add(here, "deploy", "version 1")
+        add(here, "last")  # is written with it
+        await until(lambda: "last" in there.live.catalog.tools)
+        here.backend.entries.release()
+        await settle(replicas, "deploy", "last")
+
+
+async def test_acknowledged_write_that_did_not_come_back_before_a_loss_counts() -> None:
+    async with members(2) as replicas:
+        here, there = replicas
+        add(here, "deploy", "version 1")
+        await until_described(replicas, "version 1")
+        here.backend.entries.is_holding = True
+        add(here, "deploy", "version 2")
+        await until_described([there], "version 2")
+        await until(lambda: here.backend.stored.count(write_of(here, "deploy").key) == 2)
+        here.backend.disconnect()
+        await until(here.live.find_degraded)
+        await until_described(replicas, "version 2")
+        here.backend.entries.is_holding = False
+        here.backend.reconnect()
+        add(here, "last")
+        await settle(replicas, "deploy", "last")
+        await until_described(replicas, "version 2")
+
+
+async def test_late_write_of_an_item_that_is_now_too_large_does_not_count_on_its_replica() -> None:
+    async with members(2) as replicas:
+        here = replicas[0]
+        large = "x" * 10_000
+        add(here, "deploy", "version 1")
+        await until_described(replicas, "version 1")
+        version_1 = write_of(here, "deploy")
+        here.backend.table.max_size = 5_000
+        add(here, "deploy", large)
+        await until_described([here], large)
+        await write_late(replicas, version_1)
+        await until_described([here], large)
+        add(here, "last")
+        await until(lambda: all("last" in member.live.catalog.tools for member in replicas))
+        assert here.live.hub.counts.failures["items left out"] == 2
 
 
 async def test_items_go_when_the_lease_expires_and_return_with_their_replica() -> None:

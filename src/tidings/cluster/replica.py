@@ -4,7 +4,8 @@ A change of this server is written to the table, and applied when it comes back 
 all replicas apply the same changes in the same order. While the table cannot be reached, clients see the last known
 state and the changes of this server; when it is back, the differences are written.
 
-The writes are level-triggered: a change only marks a key, and the value is read when it is written.
+The writes are level-triggered: when the table gets another value for an item of this replica than its own catalog has,
+the item is written again. A network can deliver a write of an old connection after newer ones.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -91,7 +92,9 @@ class Replica:
         """Why the table can't be reached; None if it can."""
         self._lock = threading.Lock()
         self._writes: dict[str, Write] = {}
-        """The changes that are not written yet, by key."""
+        """The changes that are not written yet, or are being written, by key."""
+        self._stored: dict[str, int] = {}
+        """The orders of the last writes of own items. The table sends each of them back, perhaps after older ones."""
         self._has_work = asyncio.Event()
         self._applied = asyncio.Event()
         self.is_running = False
@@ -110,7 +113,9 @@ class Replica:
         # With the lock of the own catalog, so the writes of a key are in the order of its changes.
         writes = [self._write_of(change) for change in changes]
         with self._lock:
-            self._writes.update((write.key, write) for write in writes)
+            for write in writes:
+                self._writes.pop(write.key, None)  # so that all keys are in the order of their latest changes
+                self._writes[write.key] = write
         self._bridge.call(self._wake, writes)
 
     def _write_of(self, change: Change) -> Write:
@@ -176,34 +181,70 @@ class Replica:
             if self.lost_reason is not None:
                 continue  # `load` or `apply` wakes this up
             with self._lock:
-                writes, self._writes = self._writes, {}
+                writes = list(self._writes.values())
             try:
-                await self._write([write for write in writes.values() if not self.state.is_written(write)])
+                stored = await self._write([write for write in writes if not self.state.is_written(write)])
+                with self._lock:
+                    for write in writes:
+                        if self._writes.get(write.key) is write:  # it has not changed again meanwhile
+                            del self._writes[write.key]
+                self._stored |= stored
+                self._check_own(stored)
                 if not self._is_joined:
                     await self._join()
             except Unavailable as error:
                 logger.debug("changes could not be written: %s", error)
-                with self._lock:
-                    self._writes = writes | self._writes
-                    latest = [self._writes[key] for key in writes]  # a key may have changed again meanwhile
-                if self.lost_reason is not None:
-                    self._apply_locally(latest)
-                else:
+                if self.lost_reason is None:
                     await asyncio.sleep(_LEASE / 3)
                     self._has_work.set()
 
-    async def _write(self, writes: Sequence[Write]) -> None:
-        """Write to the table. Leave out what is too large for it: only the clients of this replica see that."""
+    async def _write(self, writes: Sequence[Write]) -> dict[str, int]:
+        """Write to the table, and return the orders of the items. Leave out what is too large for the table: only the
+        clients of this replica see that."""
         try:
-            await self._backend.write(writes)
+            orders = await self._backend.write(writes)
         except TooLarge:
-            for write in writes:
-                try:
-                    await self._backend.write([write])
-                except TooLarge as error:
-                    self._hub.counts.failures["items left out"] += 1
-                    logger.error("other replicas will not have an item: %s", error)
-                    self.state.apply_locally(write)
+            orders = [await self._write_one(write) for write in writes]
+        return {
+            write.key: order
+            for write, order in zip(writes, orders, strict=True)
+            if order is not None and self._is_own(write.key)
+        }
+
+    async def _write_one(self, write: Write) -> int | None:
+        try:
+            return (await self._backend.write([write]))[0]
+        except TooLarge as error:
+            self._hub.counts.failures["items left out"] += 1
+            logger.error("other replicas will not have an item: %s", error)
+            self.state.apply_locally(write)
+            return None
+
+    def _is_own(self, key: str) -> bool:
+        return key.startswith(f"item/{self.id}/")
+
+    def _own_write(self, key: str) -> Write:
+        """Return the write of the own item with this key, or of its removal."""
+        _, _, feature, name = key.split("/", 3)
+        items = self._own.items(feature)
+        return item_write(self.id, items.feature, name, items.item(name))
+
+    def _is_coming(self, key: str) -> bool:
+        """Return whether the table will send back a write of an own item."""
+        return self._stored.get(key, 0) > self.state.order
+
+    def _check_own(self, keys: Iterable[str]) -> None:
+        """Write own items again if the table has other values for them, and no newer write of them is on its way."""
+        with self._own.lock, self._lock:
+            for key in keys:
+                if key in self._writes or self._is_coming(key):
+                    continue
+                self._stored.pop(key, None)
+                with suppress(ValueError):  # not a key that a replica writes
+                    write = self._own_write(key)
+                    if not self.state.is_written(write):
+                        self._writes[key] = write
+                        self._has_work.set()
 
     async def _join(self) -> None:
         await self._backend.write([replica_write(self.id, self._describe(), _LEASE)])
@@ -266,6 +307,7 @@ class Replica:
                 self._writes.setdefault(write.key, write)
         self.state.load(entries, order, pending)
         self._durables.load(entries, is_new_table=is_new_table)
+        self._stored.clear()
         self._is_joined = self.id in self.state.replicas
         self._after_apply(entries)
         self._write_all()
@@ -286,6 +328,7 @@ class Replica:
                 self._write_all()
         if has_left:
             self._durables.check_holders()
+        self._check_own(entry.key for entry in entries if self._is_own(entry.key))
         self._after_apply(entries)
 
     def lose(self, reason: str) -> None:
@@ -295,8 +338,9 @@ class Replica:
             )
         self.lost_reason = reason
         self._durables.lose()
-        with self._lock:
-            pending = list(self._writes.values())
+        with self._own.lock, self._lock:
+            coming = [self._own_write(key) for key in self._stored if key not in self._writes and self._is_coming(key)]
+            pending = [*self._writes.values(), *coming]
         self._apply_locally(pending)
 
     def _set_reachable(self) -> None:
