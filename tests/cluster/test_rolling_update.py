@@ -124,6 +124,7 @@ class Listening:
 
     async def follow(self) -> None:
         async with self._client.listen(tools_list_changed=True) as changes:
+            self._told.set()  # what changed before the stream was open is not notified
             async for _ in changes:
                 self._told.set()
 

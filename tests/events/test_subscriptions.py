@@ -378,7 +378,7 @@ async def test_subscription_that_the_policy_no_longer_allows_ends_without_a_requ
     store = tmp_path / "state.db"
     async with event_receiver() as receiver:
         receiver.answers(500)
-        async with serving_events(store, declare=declare) as (live, client):
+        async with serving_events(store, declare=declare, webhook_backoff=60) as (live, client):
             await client.subscribe(receiver, NAME)
             await client.subscribe(receiver, TOOLS)
             live.emit(NAME, {})
