@@ -214,7 +214,8 @@ async def test_webhook_is_managed_through_any_worker_and_survives_the_one_that_d
         (deliverer,) = [worker for worker in workers if has_connection(worker, receiver.port)]
         os.kill(deliverer, signal.SIGKILL)
         repeated = await receiver.next()
-        assert (repeated.id, repeated.summary) == (delivery.id, "tools.list_changed added hello")
+        # Another id and no details, if the successor has other revisions: see docs/cluster.md.
+        assert repeated.envelope["type"] == delivery.envelope["type"] == "tools.list_changed"
         assert receiver.came.empty()
         await until(lambda: deliverer not in children_of(parent))
         (successor,) = [worker for worker in children_of(parent) if has_connection(worker, receiver.port)]
