@@ -219,7 +219,7 @@ async def test_webhook_is_managed_through_any_worker_and_survives_the_one_that_d
         assert receiver.came.empty()
         await until(lambda: deliverer not in children_of(parent))
         (successor,) = [worker for worker in children_of(parent) if has_connection(worker, receiver.port)]
-        assert successor in workers
+        assert successor != deliverer  # another worker, or the one that was started instead
         receiver.gate.set()
         (pids_board / "tools" / "hello.py").unlink()
         assert (await receiver.next()).summary == "tools.list_changed removed hello"
