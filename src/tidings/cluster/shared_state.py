@@ -268,7 +268,7 @@ class SharedState:
                     newest = max(found, key=lambda definition: definition.order)
                     known = items.item(key)
                     if known is None or known.json != newest.item:
-                        items.put(newest.item)
+                        items.put_shared(newest.item)
                 elif key in items:
                     items.remove(key)
 

@@ -237,6 +237,14 @@ class Items:
             self._put(item.key, item)
         return changes
 
+    def put_shared(self, text: bytes) -> Sequence[Change]:
+        """Add or replace an item that comes from the table of a cluster. The version of its content does not change:
+        the table has an entry for it."""
+        item = self._read(text)
+        with self._catalog.batch() as changes:
+            Items._put(self, item.key, item)
+        return changes
+
     def remove(self, key: str) -> Sequence[Change]:
         with self._catalog.batch() as changes:
             self._known(key)
