@@ -4,6 +4,7 @@ A comment on the line before a block says how it is run:
 
     <!-- file: NAME -->      save the block as NAME in the working directory
     <!-- terminal: NAME -->  run its commands in a terminal of their own, and go on while they run
+    <!-- repeat: REASON -->  repeat each command until its output is the one that the page shows
     <!-- not run: REASON --> skip the block
     <!-- setup LANGUAGE      run these lines, which the reader does not see; LANGUAGE may be `terminal: NAME`
     ...
@@ -43,7 +44,7 @@ __all__ = ["Block", "Session", "read_blocks"]
 PORT = "8765"
 SHELLS = ("sh", "bash", "console")
 
-_MARKER = re.compile(r"<!-- (file|terminal|not run): (.+) -->")
+_MARKER = re.compile(r"<!-- (file|terminal|repeat|not run): (.+) -->")
 _SETUP = re.compile(r"<!-- setup (python|sh|terminal: (\w+))")
 _TIME = r"(?:\d{4}-\d\d-\d\dT)?\d\d:\d\d:\d\d(?:\.\d+)?"
 
@@ -239,6 +240,9 @@ class Session:
                 self._terminals[block.value].expect(shown, block)
             else:
                 output = self._run_command(command, block)
+                deadline = time.monotonic() + DEADLINE
+                while block.marker == "repeat" and not shown_matches(shown, output) and time.monotonic() < deadline:
+                    output = self._run_command(command, block)
                 assert shown_matches(shown, output), (
                     f"{block}: $ {command} shows\n{_indent(shown)}\nbut prints\n{_indent(output)}"
                 )
