@@ -170,7 +170,7 @@ class Nats:
         self._reason = f"NATS cannot be reached: {reason}"
         if not self._is_lost:
             self._is_lost = True
-            logger.warning("continuing without NATS: %s", reason)
+            logger.warning("continuing without NATS, with the last known items: %s", reason)
             watcher.lose(reason)
 
     def _count_undecodable(self) -> None:
