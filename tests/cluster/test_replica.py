@@ -556,3 +556,22 @@ async def test_lost_cluster_is_reported_and_recovers() -> None:
         here.backend.reconnect()
         await settle([here, there], "meanwhile")
         assert here.live.find_degraded() == []
+
+
+def test_replica_runs_again_on_another_event_loop() -> None:
+    here, there = (Member(table) for table in [MemoryTable()] * 2)
+
+    async def run(*tools: str) -> None:
+        for member in (here, there):
+            member.client = Client(member.server)
+        async with here.serve(), there.serve():
+            add(here, tools[-1])
+            await settle([here, there], *tools)
+            add(there, "last")
+            await settle([here, there], *tools, "last")
+            there.live.tools.remove("last")
+            await settle([here, there], *tools)
+        await until(lambda: not (here.replica.is_running or there.replica.is_running))
+
+    asyncio.run(run("a"))
+    asyncio.run(run("a", "b"))

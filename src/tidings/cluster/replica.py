@@ -152,6 +152,8 @@ class Replica:
     async def run(self) -> None:
         """Take part in the cluster until cancelled."""
         self.is_running = True
+        # An event belongs to one event loop, and the server may run again on another one.
+        self._has_work, self._applied = asyncio.Event(), asyncio.Event()
         self._has_work.set()
         connection = asyncio.create_task(self._backend.run(self._server.name, self.id, self, self._handle_call))
         try:
