@@ -81,9 +81,16 @@ async def watch_target(options: WatchOptions) -> None:
 def _set_up_logging() -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(TextFormatter("%(message)s"))
-    # The SDK logs invalid messages with a traceback. The mirror logs the same in one line.
-    handler.addFilter(lambda record: not record.name.startswith("mcp"))
+    handler.addFilter(_shorten_sdk_record)
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
+
+
+def _shorten_sdk_record(record: logging.LogRecord) -> bool:
+    """Drop the records of the SDK's transports: the mirror reports the same in one line. Those of its sessions, whose
+    logger is `client`, lose the traceback that they have for an invalid notification."""
+    if record.name == "client":
+        record.exc_info = None
+    return not record.name.startswith("mcp")
 
 
 @asynccontextmanager
