@@ -156,7 +156,7 @@ class _Session:
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._report_lists())
+            tasks.create_task(self._report_lists(self._mirror.changes()))  # since the greeting, which counts the items
             tasks.create_task(self._report_contents())
             tasks.create_task(self._report_status())
             if self._hook is not None:
@@ -164,8 +164,8 @@ class _Session:
 
     # Changes
 
-    async def _report_lists(self) -> None:
-        async for change in self._mirror.changes():
+    async def _report_lists(self, changes: AsyncIterator[ItemChange]) -> None:
+        async for change in changes:
             self._check_connection()
             feature = Feature.RESOURCES if change.list == "templates" else Feature(change.list)
             if feature in self._options.features:
