@@ -131,6 +131,8 @@ class DefectiveServer:
             for _ in range(2 if self.has("told-once") else 1):
                 self.publish(TOOLS_CHANGED)
                 self.publish("notifications/resources/updated", RESOURCE)
+            for client in self.sessions.values() if self.has("not-requested/uri") else ():
+                client.put("notifications/resources/updated", uri={"not": "a text"})
         return {"content": [{"type": "text", "text": "done"}]}
 
     def publish(self, method: str, uri: str | None = None) -> None:

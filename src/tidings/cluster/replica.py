@@ -299,12 +299,13 @@ class Replica:
         self._set_reachable()
         is_new_table = epoch != self._hub.catalog.epoch
         self._hub.catalog.epoch = epoch
-        contents = self._hub.catalog.resources.contents() if is_new_table else {}
         with self._lock:
-            pending = set(self._writes)
-            for uri, version in contents.items():  # a table that was lost is filled again
-                write = content_write(uri, version.digest)
-                self._writes.setdefault(write.key, write)
+            pending = dict(self._writes)
+            if is_new_table:  # a table that was lost is filled again
+                found = {entry.key for entry in entries}
+                for write in self.state.version_writes():
+                    if write.key not in found:
+                        self._writes.setdefault(write.key, write)
         self.state.load(entries, order, pending)
         self._durables.load(entries, is_new_table=is_new_table)
         self._stored.clear()

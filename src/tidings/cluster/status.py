@@ -50,6 +50,8 @@ class _Reader:
         self.changed = asyncio.Event()
 
     def load(self, epoch: str, entries: Sequence[Entry], order: int) -> None:
+        self.replicas.clear()
+        self.items.clear()
         self.apply(entries)
 
     def apply(self, entries: Sequence[Entry]) -> None:
