@@ -296,7 +296,7 @@ class Replica:
     # The watcher of the backend
 
     def load(self, epoch: str, entries: Sequence[Entry], order: int) -> None:
-        self._set_reachable()
+        self.lost_reason = None
         is_new_table = epoch != self._hub.catalog.epoch
         self._hub.catalog.epoch = epoch
         with self._lock:
@@ -315,7 +315,7 @@ class Replica:
 
     def apply(self, entries: Sequence[Entry]) -> None:
         if self.lost_reason is not None:
-            self._set_reachable()
+            self.lost_reason = None
             self._durables.resume()
             self._has_work.set()
         has_left = False
@@ -333,21 +333,12 @@ class Replica:
         self._after_apply(entries)
 
     def lose(self, reason: str) -> None:
-        if self.lost_reason is None:
-            logger.warning(
-                "%s: the cluster can't be reached, serving the last known items: %s", self._server.name, reason
-            )
         self.lost_reason = reason
         self._durables.lose()
         with self._own.lock, self._lock:
             coming = [self._own_write(key) for key in self._stored if key not in self._writes and self._is_coming(key)]
             pending = [*self._writes.values(), *coming]
         self._apply_locally(pending)
-
-    def _set_reachable(self) -> None:
-        if self.lost_reason is not None:
-            logger.info("%s: the cluster can be reached", self._server.name)
-        self.lost_reason = None
 
     def _after_apply(self, entries: Sequence[Entry]) -> None:
         # A client may have fetched any version from another replica.
