@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 import pytest
+from mcp.server.mcpserver import MCPServer
 
 from tests.support.defective_server import DefectiveServer
 from tests.support.forking import forked_command
@@ -80,6 +81,28 @@ async def test_a_server_that_chooses_an_older_version_breaks_no_rule() -> None:
         report = await check_target(dataclasses.replace(OPTIONS, target=url, token=None), frozenset(RULES) - SLOW)
     assert (report.findings, report.problems) == ([], [])
     assert report.protocols == ["2026-07-28", "2025-06-18"]
+
+
+async def test_a_legacy_server_need_not_end_the_stream_of_an_answer() -> None:
+    app = MCPServer("open", log_level="CRITICAL").streamable_http_app()
+
+    async def keep_open(scope: Any, receive: Any, send: Any) -> None:
+        is_stream = False
+
+        async def send_without_end(message: Any) -> None:
+            nonlocal is_stream
+            is_stream = is_stream or (b"content-type", b"text/event-stream") in message.get("headers", ())
+            await send({**message, "more_body": True} if is_stream and "body" in message else message)
+
+        await app(scope, receive, send_without_end)
+        while is_stream and (await receive())["type"] != "http.disconnect":
+            pass
+
+    async with run_uvicorn(keep_open, http="h11") as running:
+        url = f"http://127.0.0.1:{address_of(running)[1]}/mcp"
+        report = await check_target(dataclasses.replace(OPTIONS, target=url), frozenset({"capability-served"}))
+    assert (report.problems, report.passed) == ([], ["capability-served"])
+    assert report.protocols == ["2026-07-28", "2025-11-25"]
 
 
 async def test_a_list_that_is_refused_does_not_prevent_the_other_checks() -> None:

@@ -33,6 +33,8 @@ __all__ = ["HttpSession", "LegacyHttp", "ModernHttp"]
 _ACCEPT = {"Accept": "application/json, text/event-stream", "Content-Type": "application/json"}
 _REOPEN_ATTEMPTS = 20
 _REOPEN_PAUSE = 0.2
+_END_TIMEOUT = 0.2
+"""Seconds for a server to end the stream after its answer, so that the connection can be used again."""
 _NAMES = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
 """The param that a modern request repeats in the header `Mcp-Name`."""
 _VISIBLE_ASCII = re.compile(r"[!-~]+")
@@ -67,7 +69,7 @@ class HttpSession(Session):
         request_id = self.next_id()
         response, messages = await self._post(message_of(method, self._params(params), request_id), params)
         for message in messages:
-            if isinstance(message, dict) and "method" not in message and message.get("id") == request_id:
+            if _is_answer(message, request_id):
                 return self.transcript.record(self.channel, "received", message)
             self.inbox.receive(message)
         if not messages or response.status_code >= 400:
@@ -80,21 +82,35 @@ class HttpSession(Session):
             self.inbox.receive(message)
 
     async def _post(self, message: dict[str, Any], params: Mapping[str, Any]) -> tuple[httpx2.Response, list[Any]]:
-        """Send a message; return the response, and the messages in its body."""
+        """Send a message; return the response, and the messages in its body. If that is a stream, the server need not
+        end it after the answer."""
         method = message["method"]
         self.transcript.record(self.channel, "sent", message)
+        messages: list[Any] = []
+        answered: httpx2.Response | None = None
+        request = self._http.stream("POST", self.url, json=message, headers=self._headers(method, params))
         try:
-            async with asyncio.timeout(self.timeout):
-                response = await self._http.post(self.url, json=message, headers=self._headers(method, params))
+            async with asyncio.timeout(self.timeout) as deadline, request as response:
+                if not _is_stream(response):
+                    await response.aread()
+                    return response, _parse(response)
+                async for each in _read_events(response):
+                    messages.append(each)
+                    if answered is None and "id" in message and _is_answer(each, message["id"]):
+                        answered = response
+                        deadline.reschedule(asyncio.get_running_loop().time() + _END_TIMEOUT)
+                return response, messages
         except TimeoutError:
-            raise Unanswered(f"{method} was not answered within {self.timeout:g} s") from None
+            problem = f"{method} was not answered within {self.timeout:g} s"
         except httpx2.HTTPError as error:
-            raise Unanswered(f"{method} failed: {one_line(str(error) or type(error).__name__, 200)}") from None
+            problem = f"{method} failed: {one_line(str(error) or type(error).__name__, 200)}"
         except UnicodeError:  # a name or cursor of the server with half a surrogate pair
-            raise Unanswered(f"{method} can't be sent, because a text of the server is not valid Unicode") from None
+            problem = f"{method} can't be sent, because a text of the server is not valid Unicode"
         except httpx2.InvalidURL as error:
             raise TidingsError(f"{self.url} is not a URL: {error}") from None
-        return response, _parse(response)
+        if answered is None:
+            raise Unanswered(problem)
+        return answered, messages
 
     def _start(self, stream: Stream, method: str, message: Any, headers: Mapping[str, str]) -> None:
         self._readers[stream] = asyncio.create_task(self._read(stream, method, message, headers))
@@ -184,7 +200,7 @@ class LegacyHttp(HttpSession):
     async def open(self) -> None:
         request_id = self.next_id()
         response, messages = await self._post(message_of("initialize", initialize_params(), request_id), {})
-        answers = [message for message in messages if isinstance(message, dict) and message.get("id") == request_id]
+        answers = [message for message in messages if _is_answer(message, request_id)]
         if not answers:
             raise Unanswered(f"initialize was answered with {_describe(response)}")
         session_id = response.headers.get("mcp-session-id")
@@ -228,16 +244,16 @@ class LegacyHttp(HttpSession):
         raise NotImplementedError("a legacy session has no listen requests")
 
 
+def _is_answer(message: Any, request_id: str | int) -> bool:
+    return isinstance(message, dict) and "method" not in message and message.get("id") == request_id
+
+
 def _is_stream(response: httpx2.Response) -> bool:
     return str(response.headers.get("content-type", "")).startswith("text/event-stream")
 
 
 def _parse(response: httpx2.Response) -> list[Any]:
-    """Return the messages of a complete body."""
-    if _is_stream(response):
-        parser = _Events()
-        lines = [*response.content.split(b"\n"), b""]
-        return [message for line in lines if (message := parser.feed(line)) is not None]
+    """Return the messages of a complete body that is not a stream."""
     try:
         return list(messages_in(decode(response.content)))
     except ValueError:
@@ -279,4 +295,6 @@ def _describe(response: httpx2.Response) -> str:
     if "location" in response.headers:
         target = redact_uri(str(response.headers["location"]))
         return f"HTTP {response.status_code}, a redirect to {one_line(target, 200)}; check that URL"
+    if _is_stream(response):
+        return f"HTTP {response.status_code}, a stream without the response"
     return f"HTTP {response.status_code} {one_line(response.text, 200)}".strip()
