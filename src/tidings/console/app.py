@@ -55,7 +55,7 @@ class ConsoleRoutes:
         return [
             Route("/console", self._page(self._index)),
             Route("/console/", self._page(_redirect_to_page)),
-            Route("/console/login", self._page(self._access.log_in), methods=["POST"]),
+            Route("/console", self._page(self._access.log_in), methods=["POST"]),
             Route("/console/logout", self._post(self._log_out, writes=False), methods=["POST"]),
             Route("/console/static/{name}", self._page(self._file)),
             Route("/console/api/overview", self._get(views.overview)),
@@ -123,7 +123,7 @@ class ConsoleRoutes:
         return response
 
     def _refuse(self, request: Request, status: int, reason: str) -> Response:
-        is_form = request.url.path.endswith("/console/login")
+        is_form = request.method == "POST" and request.url.path.endswith("/console")
         return self._access.login_form(request, reason, status) if is_form else error(status, reason)
 
     # Handlers
