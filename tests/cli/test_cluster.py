@@ -82,6 +82,22 @@ async def test_status_without_nats_is_one_line(options: list[str]) -> None:
     assert "nats://127.0.0.1:9: nats: no servers available" in errors
 
 
+async def test_status_without_permission_names_the_reason_and_no_password(tmp_path: Path) -> None:
+    limited = 'permissions: {publish: ["$JS.API.STREAM.>"], subscribe: ">"}'
+    users = f'{{user: all, password: a}}, {{user: limited, password: "secret", {limited}}}'
+    with EmbeddedNats(tmp_path, token=False, config=f"authorization {{ users: [{users}] }}") as nats:
+        live = Live(MCPServer("board", log_level="CRITICAL"), cluster=Nats(nats.url.replace("//", "//all:a@")))
+        async with Client(live.server) as client:
+            await client.list_tools()
+            await until(lambda: live.find_degraded() == [])
+            await leave(live)
+        url = nats.url.replace("//", "//limited:secret@")
+        status, _, errors = await run_status("--nats", url, "--name", "board", "--timeout", "2")
+    assert status == 2
+    assert "board were not read within 2 s: the NATS server denies" in errors.splitlines()[-1]
+    assert "secret" not in errors
+
+
 async def test_status_of_an_unknown_server_creates_nothing(tmp_path: Path) -> None:
     with EmbeddedNats(tmp_path) as nats:
         assert await run_status("--nats", nats.url, "--name", "bord") == (0, "", "There are no replicas.\n")

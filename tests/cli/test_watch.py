@@ -17,10 +17,12 @@ from typing import Any
 import pytest
 
 from tests.support.command import DEADLINE, HELLO, line_with, replace_file, run_command, serving, start_command
+from tests.support.defective_server import DefectiveServer
 from tests.support.forking import forked_command
 from tests.support.scripted_server import ScriptedServer
 from tests.support.sdk_clients import serving as serving_board
 from tests.support.terminal import Screen
+from tests.support.uvicorn_server import run_uvicorn
 from tests.support.waiting import free_port, until
 
 pytestmark = pytest.mark.anyio
@@ -288,6 +290,15 @@ async def test_a_command_that_is_no_server_is_a_one_line_error() -> None:
         stdout, stderr = await process.communicate()
         assert (process.returncode, stdout) == (2, b"")
         assert re.fullmatch(rb"tidings: echo hello can't be reached: [^\n]* a command that speaks MCP [^\n]*\n", stderr)
+
+
+async def test_an_invalid_notification_is_a_one_line_warning() -> None:
+    server = DefectiveServer("not-requested/uri")
+    async with run_uvicorn(server, http="h11") as running, watching(ScriptedServer.url(running), "--legacy") as watch:
+        server.call("change")
+        failed = "Failed to validate notification: notifications/resources/updated"
+        assert await watch.status(failed) == f"warning: {failed}\n"
+        await watch.interrupt()
 
 
 async def test_a_server_that_cannot_watch_a_content_is_a_one_line_error() -> None:

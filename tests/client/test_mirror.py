@@ -19,6 +19,7 @@ from mcp.client.client import Client
 from mcp.client.stdio import StdioServerParameters
 from mcp.server.mcpserver import Context, MCPServer
 from mcp.server.mcpserver.exceptions import ResourceNotFoundError
+from mcp.server.streamable_http import EventMessage, EventStore
 from mcp.server.subscriptions import ListenHandler
 from mcp.shared.exceptions import MCPError
 
@@ -314,6 +315,43 @@ async def test_a_session_that_the_server_has_forgotten_is_initialized_again() ->
             await mirror.wait_for("new")
             await current(mirror)
             assert initialized == 2
+
+
+class Events(EventStore):
+    """Keeps the messages of all streams. A position in the list is the id of an event."""
+
+    def __init__(self) -> None:
+        self.stored: list[tuple[str, Any]] = []
+
+    async def store_event(self, stream_id: str, message: Any) -> str:
+        self.stored.append((stream_id, message))
+        return str(len(self.stored) - 1)
+
+    async def replay_events_after(self, last_event_id: str, send_callback: Any) -> str:
+        last = int(last_event_id)
+        stream_id = self.stored[last][0]
+        for position, (found, message) in enumerate(self.stored):
+            if position > last and found == stream_id and message is not None:
+                await send_callback(EventMessage(message, str(position)))
+        return stream_id
+
+
+async def test_a_response_that_is_resumed_does_not_end_the_connection() -> None:
+    async def close_stream(ctx: Any, params: Any) -> types.CallToolResult:
+        await ctx.close_sse_stream()
+        return types.CallToolResult(content=[])
+
+    server = ScriptedServer()
+    server.server.add_request_handler("tools/call", types.CallToolRequestParams, close_stream)
+    app = server.server.streamable_http_app(event_store=Events(), retry_interval=50)
+    async with asyncio.timeout(DEADLINE), run_uvicorn(app) as running:
+        target = Client(server.url(running), mode="legacy")
+        async with Mirror(target, timing=replace(QUICK, first_poll=0.005)) as mirror:
+            await current(mirror)
+            client = mirror.client
+            for _ in range(3):  # at each call, the stream of the call before has ended
+                await mirror.call("any")
+            assert mirror.client is client
 
 
 async def test_lists_are_fetched_after_the_acknowledgement() -> None:
@@ -770,6 +808,25 @@ async def test_a_watched_content_is_read_again_after_a_reconnect() -> None:
         await until(lambda: text_of(mirror, "count://a") == "new")
 
 
+async def test_a_watched_content_is_polled_if_a_legacy_server_has_no_stream() -> None:
+    server, texts, _ = counting_server()
+    app = Live(server).http_app()
+
+    async def without_stream(scope: Any, receive: Any, send: Any) -> None:
+        if scope.get("method") == "GET":
+            await send({"type": "http.response.start", "status": 405, "headers": []})
+            await send({"type": "http.response.body"})
+        else:
+            await app(scope, receive, send)
+
+    async with asyncio.timeout(DEADLINE), run_uvicorn(without_stream) as running:
+        target = Client(ScriptedServer.url(running), mode="legacy")
+        async with Mirror(target, timing=replace(QUICK, recheck=0.05)) as mirror:
+            await mirror.watch("count://a")
+            texts["a"] = "new"
+            await until(lambda: text_of(mirror, "count://a") == "new")
+
+
 async def test_200_updates_of_a_watched_content_cost_few_reads() -> None:
     server, texts, read = counting_server()
     live = Live(server)
@@ -809,5 +866,7 @@ async def test_only_a_single_resource_that_exists_can_be_watched() -> None:
             await mirror.watch("count://*")
         with pytest.raises(NotFound, match="has no resource count://none"):
             await mirror.watch("count://none")
+        both = await asyncio.gather(*[mirror.watch("count://none") for _ in range(2)], return_exceptions=True)
+        assert [type(error) for error in both] == [NotFound, NotFound]
         assert mirror.subscribed == set()
         assert mirror.status.state == "fresh"

@@ -6,13 +6,14 @@ import asyncio
 import json
 import logging
 import os
+import re
 import shutil
 import signal
 import ssl
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -296,21 +297,17 @@ async def test_token_and_password() -> None:
             pass
 
 
-PUBLISH = [
-    "tidings.s.>",
-    "$KV.tidings-s.>",
-    f"$JS.API.STREAM.INFO.{STREAM}",
-    f"$JS.API.STREAM.CREATE.{STREAM}",
-    f"$JS.API.CONSUMER.CREATE.{STREAM}.>",
-    f"$JS.API.CONSUMER.DELETE.{STREAM}.>",
-    f"$JS.FC.{STREAM}.>",
-]
-SUBSCRIBE = ["tidings.s.>"]
+def documented_permissions(direction: str) -> list[str]:
+    """Return the subjects that docs/cluster.md lists for the server `board`, as those of the server `s`."""
+    lines = (Path(__file__).parents[2] / "docs" / "cluster.md").read_text(encoding="utf-8").splitlines()
+    (row,) = [line for line in lines if line.startswith(f"| {direction} |")]
+    return [subject.replace("board", "s") for subject in re.findall("`(.+?)`", row)]
 
 
-async def test_credentials_with_the_permissions_of_one_server(tmp_path: Path) -> None:
+async def test_credentials_with_the_documented_permissions_of_one_server(tmp_path: Path) -> None:
     path = tmp_path / "user.creds"
-    with EmbeddedNats(token=False, config=make_credentials(path, PUBLISH, SUBSCRIBE)) as server:
+    publish, subscribe = map(documented_permissions, ("publish", "subscribe"))
+    with EmbeddedNats(token=False, config=make_credentials(path, publish, subscribe)) as server:
         backends = [Nats(server.url, credentials=path) for _ in range(2)]
         async with replica(backends[0], "s", "a") as a, replica(backends[1], "s", "b") as b:
             await a.write(*((f"k/{number}", b"x" * 10_000) for number in range(1000)))  # enough for flow control
@@ -322,6 +319,18 @@ async def test_credentials_with_the_permissions_of_one_server(tmp_path: Path) ->
         # Another server name is refused.
         other = Nats(server.url, credentials=path, prefix="other")
         assert "the NATS server denies" in await reason_of(other)
+
+
+async def test_denied_flow_control_is_reported(tmp_path: Path) -> None:
+    path = tmp_path / "user.creds"
+    publish = [each for each in documented_permissions("publish") if not each.startswith("$JS.FC.")]
+    config = make_credentials(path, publish, documented_permissions("subscribe"))
+    with EmbeddedNats(token=False, config=config) as server:
+        async with replica(Nats(server.url, credentials=path), "s", "a") as a:
+            with suppress(Unavailable):
+                await a.write(*((f"k/{number}", b"x" * 10_000) for number in range(1000)))
+            await until(lambda: a.lost)
+            assert "denies a subject" in a.lost[0]
 
 
 @pytest.mark.parametrize(

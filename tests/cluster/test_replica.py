@@ -359,6 +359,47 @@ async def test_late_write_of_an_item_that_is_now_too_large_does_not_count_on_its
         assert here.live.hub.counts.failures["items left out"] == 2
 
 
+async def test_item_that_was_too_large_returns_to_the_table_and_is_removed() -> None:
+    async with members(2) as replicas:
+        here = replicas[0]
+        here.backend.table.max_size = 5_000
+        add(here, "deploy", "version 1")
+        await until_described(replicas, "version 1")
+        add(here, "deploy", "x" * 10_000)
+        await until_described([here], "x" * 10_000)
+        add(here, "deploy", "version 1")  # as the table still has it
+        await until_described(replicas, "version 1")
+        add(here, "large", "x" * 10_000)
+        await until(lambda: "large" in here.live.catalog.tools)
+        here.live.tools.remove("large")  # the table never had it
+        await settle(replicas, "deploy")
+
+
+async def test_changes_without_the_table_that_are_undone_before_they_are_written_have_no_effect() -> None:
+    async with members(2) as replicas:
+        here, there = replicas
+        add(here, "deploy", "version 1")
+        here.live.resources.updated("board://x", etag="1")
+        await until_described(replicas, "version 1")
+        await until(lambda: there.live.catalog.version("board://x").digest)
+        first = there.live.catalog.version("board://x").digest
+        here.backend.disconnect()
+        add(here, "deploy", "version 2")
+        add(here, "offline")
+        here.live.resources.updated("board://x", etag="2")
+        await until_described([here], "version 2")
+        await until(lambda: here.live.catalog.version("board://x").digest != first)
+        here.backend.reconnect()
+        await until(lambda: here.replica.lost_reason is None, action=lambda: None)
+        add(here, "deploy", "version 1")
+        here.live.tools.remove("offline")
+        here.live.resources.updated("board://x", etag="1")
+        add(there, "last")
+        await settle(replicas, "deploy", "last")
+        await until_described(replicas, "version 1")
+        await until(lambda: here.live.catalog.version("board://x").digest == first)
+
+
 async def test_items_go_when_the_lease_expires_and_return_with_their_replica() -> None:
     async with members(2) as (here, there):
         add(here, "a")
@@ -374,17 +415,18 @@ async def test_items_go_when_the_lease_expires_and_return_with_their_replica() -
 async def test_entries_that_cannot_be_decoded_are_counted_and_skipped() -> None:
     async with members(2) as (here, there):
         broken = {"item/x/tools/y": b"?", "item/x": b"{}", "replica/x": b"?", "content/board://x": b"?"}
+        broken |= {"item/x/tools/w": b'{"item":5}', "item/x/tools/z": b'{"item":{}}'}
         broken |= {f"item/{there.replica.id}": b"{}", "unknown/x": b"1", "of a newer version/x": b"?"}
         await here.backend.write([Write(key, value) for key, value in broken.items()])
         add(here, "deploy")
         await settle([here, there], "deploy")
-        assert there.replica.state.undecodable == 6
+        assert there.replica.state.undecodable == 8
         there.backend.disconnect()
         await until(there.live.find_degraded)
         there.backend.reconnect()  # the snapshot has them too
         add(here, "last")
         await settle([here, there], "deploy", "last")
-        assert there.replica.state.undecodable == 12
+        assert there.replica.state.undecodable == 16
 
 
 async def test_notification_of_another_replica_continues_the_trace_of_the_change() -> None:
@@ -419,6 +461,7 @@ async def test_emptied_table_is_filled_again() -> None:
         add(replicas[0], "a")
         add(replicas[1], "b")
         replicas[0].live.resources.updated("board://x", etag="1")
+        replicas[0].live.own_catalog.tools.mark_changed()
         await settle(replicas, "a", "b")
         await until(lambda: replicas[1].live.catalog.version("board://x").digest)
         epoch = replicas[0].live.epoch
@@ -426,12 +469,29 @@ async def test_emptied_table_is_filled_again() -> None:
         replicas[0].backend.table.clear()
         await until(lambda: all(member.live.epoch != epoch and member.is_member for member in replicas))
         add(replicas[0], "c")
-        await settle(replicas, "a", "b", "c")
+        async with Member(replicas[0].backend.table).serve() as new:
+            await settle([*replicas, new], "a", "b", "c")
         assert len({member.live.catalog.version("board://x").digest for member in replicas}) == 1
         for member in replicas:
             revisions = [each.version.revision for each in member.told if each.topic is Feature.TOOLS]
             assert revisions == sorted(revisions)
         assert [len(member.told) for member in replicas] != told
+
+
+async def test_table_that_was_lost_keeps_newer_contents_than_those_of_a_replica_that_comes_later() -> None:
+    async with members(2) as replicas:
+        here, late = replicas
+        here.live.resources.updated("board://x", etag="1")
+        await until(lambda: late.live.catalog.version("board://x").digest)
+        late.backend.disconnect()
+        here.backend.table.clear()
+        here.live.resources.updated("board://x", etag="2")
+        await until(lambda: here.told[1:])
+        late.backend.reconnect()
+        add(late, "last")
+        await settle(replicas, "last")
+        assert [each.topic for each in here.told] == ["board://x", "board://x", Feature.TOOLS]
+        assert len({member.live.catalog.version("board://x").digest for member in replicas}) == 1
 
 
 async def test_content_is_notified_once_on_each_replica_whoever_noticed_it() -> None:

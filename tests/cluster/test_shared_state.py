@@ -19,6 +19,7 @@ from tidings.cluster.shared_state import (
 from tidings.core import digest
 from tidings.core.catalog import Catalog
 from tidings.core.model import Feature, Item
+from tidings.policy import Policy
 
 REPLICAS = st.sampled_from("AB")
 URIS = st.sampled_from(["board://1", "board://2"])
@@ -41,6 +42,8 @@ WRITES = st.one_of(
         URIS,
         st.sampled_from([None, "a"]),
     ),
+    st.builds(lambda replica, uri: Write(f"item/{replica}/resources/{uri}", b'{"item":5}'), REPLICAS, URIS),
+    st.builds(lambda replica: Write(f"replica/{replica}", b"?"), REPLICAS),
     st.builds(content_write, URIS, st.sampled_from(["one", digest.DELETED])),
     st.builds(lambda value: unknown_write(Feature.RESOURCES, value), st.sampled_from(["one", "two"])),
 )
@@ -50,7 +53,8 @@ class Observer:
     """A replica without items of its own."""
 
     def __init__(self, name: str) -> None:
-        self.catalog = Catalog(life=name)
+        # The policy of the replica that has an item decides whether it is too large.
+        self.catalog = Catalog(Policy(max_item_bytes=1), life=name)
         self.state = SharedState(self.catalog, name)
 
     def versions(self) -> tuple[str, dict[str, str]]:
@@ -74,9 +78,9 @@ def test_snapshot_gives_the_versions_of_a_replica_that_saw_every_write(steps: li
             table[write.key] = entry
         seen_all.state.apply(entry)
         if is_reload:
-            reloaded.state.load(list(table.values()), order, ())
+            reloaded.state.load(list(table.values()), order, {})
         else:
             reloaded.state.apply(entry)
         new = Observer("new")
-        new.state.load(list(table.values()), order, ())
+        new.state.load(list(table.values()), order, {})
         assert seen_all.versions() == reloaded.versions() == new.versions()

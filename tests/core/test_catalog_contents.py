@@ -117,6 +117,8 @@ def test_content_unchanged_for_longest_is_dropped_first() -> None:
 
     known = [uri for uri in ("a://1", "a://2", "a://3") if catalog.version(uri).revision]
     assert known == ["a://1", "a://3"]
+    catalog.resources.put_content("a://4", "of another replica", is_silent=True)
+    assert [*catalog.resources.contents()] == ["a://3", "a://4"]
 
 
 # Batches

@@ -13,11 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
+from mcp.server.mcpserver import MCPServer
 
-from tests.support.events import EventClient, event_receiver, serving_events
-from tests.support.waiting import until
-from tidings import Live, TidingsError
+from tests.support.events import POLICY, EventClient, event_receiver, serving_events
+from tests.support.uvicorn_server import address_of, run_uvicorn
+from tests.support.waiting import DEADLINE, until
+from tidings import Live, Policy, TidingsError
 from tidings.events import occurrences
 from tidings.store.sqlite import peek
 from tidings.telemetry.metrics import render
@@ -141,6 +144,18 @@ async def test_hooks_are_called_for_the_first_and_the_last_subscriber_of_the_sam
             await unsubscribe(client, one.url, "d1")
             await unsubscribe(client, two.url, "d1")
             await until(lambda: calls[1:] == [("last", {"document_id": "d1"})])
+
+
+async def test_hook_for_the_first_subscriber_is_called_again_when_the_application_is_started_again() -> None:
+    calls: list[dict[str, Any]] = []
+    live = Live(MCPServer("events"), events=True, policy=Policy(**POLICY, webhooks="anyone"))
+    live.event(NAME, on_first=calls.append)
+    async with event_receiver() as receiver, httpx2.AsyncClient(timeout=DEADLINE, verify=False) as http:
+        for count in (1, 2):
+            async with run_uvicorn(live.http_app()) as running:
+                client = EventClient(f"http://127.0.0.1:{address_of(running)[1]}/mcp", http, token="")
+                await client.subscribe(receiver, NAME)
+                assert calls == [{}] * count
 
 
 async def unsubscribe(client: EventClient, url: str, document_id: str) -> None:

@@ -19,6 +19,7 @@ from tests.support.waiting import free_port, until
 from tests.support.wire_clients import read_answer
 from tidings import Feature, Live, Principal
 from tidings.events import EventTopic, subscriptions
+from tidings.store.sqlite import peek
 from tidings.webhooks.signature import new_secret
 
 pytestmark = pytest.mark.anyio
@@ -240,6 +241,15 @@ async def test_unsubscribed_receiver_gets_nothing_more() -> None:
         live.tools.add(nothing, name="one")
         assert {(await two.next_event())["name"] for _ in range(2)} == {NAME, TOOLS}
         assert one.receiver.connections == one.challenges == 1
+
+
+async def test_subscription_that_was_unsubscribed_is_no_longer_in_the_store(tmp_path: Path) -> None:
+    """Otherwise `kill -9` would bring it back."""
+    async with event_receiver() as receiver, serving_events(tmp_path / "state.db") as (_, client):
+        await client.subscribe(receiver, TOOLS)
+        assert len(peek(tmp_path / "state.db").durables) == 1
+        await client.request("events/unsubscribe", name=TOOLS, delivery={"url": receiver.url})
+        assert not peek(tmp_path / "state.db").durables
 
 
 async def test_410_ends_the_subscription_and_413_skips_the_event() -> None:

@@ -17,8 +17,10 @@ from tests.support.hooks import nothing
 from tests.support.messages import LATEST_LEGACY, MODERN
 from tests.support.uvicorn_server import address_of, run_uvicorn
 from tests.support.waiting import DEADLINE, until
-from tests.support.wire_clients import LegacyWire
+from tests.support.wire_clients import LegacyWire, Wire
 from tidings import Feature, Live, Policy, Principal
+from tidings.core.frames import DURABLE_KEY
+from tidings.events import delivery
 
 pytestmark = pytest.mark.anyio
 
@@ -128,6 +130,31 @@ async def test_subscription_ends_when_authorize_is_asked_again_and_refuses() -> 
         refused.add(Feature.TOOLS)
         assert (await receiver.next()).envelope["type"] == "terminated"
         await until(lambda: not live.durables.all())
+
+
+async def test_rights_that_end_and_return_while_a_subscription_is_opened_do_not_silence_it() -> None:
+    answers = iter([True, True, False])  # for the request, the check before opening, and the opening itself
+
+    async with event_receiver() as receiver, serving_events(authorize=lambda *_: next(answers, True)) as (live, client):
+        await client.subscribe(receiver, "tools.list_changed")
+        await until(lambda: len(live.hub))
+        assert next(answers, None) is None
+        live.tools.add(nothing, name="one")
+        assert (await receiver.next_event())["data"]["tool"]["name"] == "one"
+
+
+async def test_subscription_resumes_after_a_stream_that_used_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delivery, "_RECHECK_DELAY", 0.01)
+    async with event_receiver() as receiver, serving_events() as (live, client):
+        name = (await client.subscribe(receiver, "tools.list_changed"))["id"]
+        await until(lambda: len(live.hub))
+        receiver.receiver.gate.clear()
+        live.tools.add(nothing, name="one")
+        await receiver.next()
+        wire = Wire(client.url, client.http, {"Authorization": "Bearer alice"})
+        async with wire.listen(1, {"toolsListChanged": True}, {DURABLE_KEY: {"name": name}}) as stream:
+            await stream.message()
+        await until(lambda: [each.kind.transport for each in live.hub] == ["events"])
 
 
 async def test_receiver_that_missed_too_much_is_told_once_what_to_read_again(tmp_path: Path) -> None:

@@ -131,6 +131,8 @@ class DefectiveServer:
             for _ in range(2 if self.has("told-once") else 1):
                 self.publish(TOOLS_CHANGED)
                 self.publish("notifications/resources/updated", RESOURCE)
+            for client in self.sessions.values() if self.has("not-requested/uri") else ():
+                client.put("notifications/resources/updated", uri={"not": "a text"})
         return {"content": [{"type": "text", "text": "done"}]}
 
     def publish(self, method: str, uri: str | None = None) -> None:
@@ -185,7 +187,7 @@ class DefectiveServer:
         return lifetime - (time.monotonic() - self.started)
 
     async def serve_modern(self, scope: Any, receive: Any, send: Any, message: dict[str, Any], token: str) -> None:
-        method, params = message["method"], message["params"]
+        method, params = message["method"], message.get("params", {})
         if method == "subscriptions/listen":
             client = self.listen(message["id"], params["notifications"])
             await self.stream(scope, receive, send, client, self.remaining(token))
@@ -229,19 +231,19 @@ class DefectiveServer:
             self.sessions[headers["mcp-session-id"]] = Client()
             info = {"name": "defective", "version": "1"}
             capabilities = self.capabilities(is_modern=False)
-            version = self.legacy_version or message["params"]["protocolVersion"]
+            version = self.legacy_version or message.get("params", {})["protocolVersion"]
             answer: dict[str, Any] = {
                 "result": {"protocolVersion": version, "capabilities": capabilities, "serverInfo": info}
             }
         elif client is not None and method == "resources/subscribe" and not self.has("subscribe-served"):
-            client.uris.append(message["params"]["uri"])
+            client.uris.append(message.get("params", {})["uri"])
             answer = {"result": {}}
         elif client is not None and method == "resources/unsubscribe":
             if not self.has("unsubscribe"):
-                client.uris.remove(message["params"]["uri"])
+                client.uris.remove(message.get("params", {})["uri"])
             answer = {"result": {}}
         else:
-            answer = self.answer(method, message["params"], is_modern=False)
+            answer = self.answer(method, message.get("params", {}), is_modern=False)
         await self.respond(scope, receive, send, 200, {"jsonrpc": "2.0", "id": message["id"], **answer}, headers)
 
     async def respond(

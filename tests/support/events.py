@@ -21,9 +21,9 @@ from tests.support.waiting import DEADLINE
 from tidings import Live, Policy
 from tidings.webhooks.signature import new_secret
 
-__all__ = ["EventClient", "EventReceiver", "event_receiver", "serving_events"]
+__all__ = ["POLICY", "EventClient", "EventReceiver", "event_receiver", "serving_events"]
 
-POLICY = {"webhook_private": True, "webhook_backoff": 0.01, "webhook_timeout": DEADLINE}
+POLICY: dict[str, Any] = {"webhook_private": True, "webhook_backoff": 0.01, "webhook_timeout": DEADLINE}
 
 
 @dataclass

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from mcp.server.mcpserver import MCPServer
 
+from tests.support.waiting import DEADLINE
 from tidings import Live, TidingsError
 from tidings.testing import connect
 
@@ -171,6 +172,27 @@ async def test_misspelt_option_is_refused(options: dict[str, Any], message: str)
     with pytest.raises(TidingsError, match=message):
         async with connect(MCPServer("board", log_level="CRITICAL"), **options):
             pass
+
+
+@pytest.mark.anyio
+async def test_connecting_to_a_server_that_never_answers_can_be_cancelled() -> None:
+    asked = asyncio.Event()
+
+    async def silent(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            asked.set()
+            await asyncio.Event().wait()
+
+    async def use() -> None:
+        async with connect(silent):
+            pass
+
+    async with asyncio.timeout(DEADLINE):
+        connecting = asyncio.create_task(use())
+        await asked.wait()
+        connecting.cancel()
+        await asyncio.wait([connecting])
+    assert connecting.cancelled()
 
 
 def test_loading_the_plugin_does_not_import_the_sdk(pytester: pytest.Pytester) -> None:

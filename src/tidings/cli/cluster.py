@@ -89,7 +89,5 @@ def _read(url: str, credentials: Path | None, name: str | None, timeout: float) 
 
     try:
         return run(read())
-    except TimeoutError:
-        fail(f"NATS at {url} did not answer within {timeout:g} s; is it running?", 2)
     except TidingsError as error:
         fail(str(error), 2)

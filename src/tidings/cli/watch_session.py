@@ -81,9 +81,16 @@ async def watch_target(options: WatchOptions) -> None:
 def _set_up_logging() -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(TextFormatter("%(message)s"))
-    # The SDK logs invalid messages with a traceback. The mirror logs the same in one line.
-    handler.addFilter(lambda record: not record.name.startswith("mcp"))
+    handler.addFilter(_shorten_sdk_record)
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
+
+
+def _shorten_sdk_record(record: logging.LogRecord) -> bool:
+    """Drop the records of the SDK's transports: the mirror reports the same in one line. Those of its sessions, whose
+    logger is `client`, lose the traceback that they have for an invalid notification."""
+    if record.name == "client":
+        record.exc_info = None
+    return not record.name.startswith("mcp")
 
 
 @asynccontextmanager
@@ -149,7 +156,7 @@ class _Session:
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._report_lists())
+            tasks.create_task(self._report_lists(self._mirror.changes()))  # since the greeting, which counts the items
             tasks.create_task(self._report_contents())
             tasks.create_task(self._report_status())
             if self._hook is not None:
@@ -157,8 +164,8 @@ class _Session:
 
     # Changes
 
-    async def _report_lists(self) -> None:
-        async for change in self._mirror.changes():
+    async def _report_lists(self, changes: AsyncIterator[ItemChange]) -> None:
+        async for change in changes:
             self._check_connection()
             feature = Feature.RESOURCES if change.list == "templates" else Feature(change.list)
             if feature in self._options.features:

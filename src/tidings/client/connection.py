@@ -25,7 +25,7 @@ from tidings.client.timing import Timing
 from tidings.client.transport import Target, make_client, observe
 from tidings.core.cursor import Cursor
 from tidings.core.frames import CURSOR_KEY, DELETED_METHOD, EXTENSION
-from tidings.core.model import Feature
+from tidings.core.model import Feature, Topic
 from tidings.errors import TidingsError
 
 __all__ = ["Connection", "DeletedParams", "Fetched", "connect"]
@@ -66,13 +66,14 @@ class Connection:
     def __init__(self, timing: Timing, on_stream: Callable[[Connection], None]) -> None:
         self.client: Client
         self.has_stream = True
-        """Whether a legacy server can send notifications: over HTTP, the GET stream must be open."""
+        """Whether a legacy server can send notifications: over HTTP, a GET stream must be open."""
         self.subscriptions: set[str] = set()
-        """The contents of which the server notifies."""
+        """The contents of which the server has promised to notify."""
         self.lost = asyncio.Event()
         self.error: BaseException | None = None
         self._timing = timing
         self._on_stream = on_stream
+        self._open_streams = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._granted: set[Feature] = set()
         """The lists of whose changes the server has promised to notify."""
@@ -96,9 +97,10 @@ class Connection:
         declared = [getattr(capabilities, each.value) is not None for each in Feature]
         return getattr(capabilities, feature.value) is not None or not any(declared)
 
-    def notifies_of(self, feature: Feature) -> bool:
-        """Return whether the server can notify of changes of a list at the moment."""
-        return feature in self._granted and (self.is_modern or self.has_stream)
+    def notifies_of(self, topic: Topic) -> bool:
+        """Return whether the server can notify of changes of a list or content at the moment."""
+        promised = topic in (self._granted if isinstance(topic, Feature) else self.subscriptions)
+        return promised and (self.is_modern or self.has_stream)
 
     # Tasks, and the loss of the connection
 
@@ -125,13 +127,17 @@ class Connection:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    # The GET stream of a legacy session
+    # The GET streams of a legacy session: one for notifications, and one for each response that is resumed
 
     def stream_opened(self) -> None:
+        self._open_streams += 1
         self.has_stream = True
         self._on_stream(self)
 
     def stream_ended(self) -> None:
+        self._open_streams -= 1
+        if self._open_streams:
+            return
         self.has_stream = False
         self._on_stream(self)
         asyncio.get_running_loop().call_later(self._timing.first_poll, self._require_stream)
@@ -301,7 +307,8 @@ async def connect(
     on_message: Callable[[Connection, Any], Awaitable[None]],
     on_stream: Callable[[Connection], None],
 ) -> AsyncIterator[Connection]:
-    """Open a new connection. `on_stream` is called when the GET stream of a legacy session is opened or ends."""
+    """Open a new connection. `on_stream` is called when a GET stream of a legacy session is opened, and when the last
+    one ends."""
     connection = Connection(timing, on_stream)
     given = make_client(target)
     # Whether the GET stream is open is not known yet; of a transport of the user, it is never known.

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import Any, Literal, Self, cast
+from typing import Any, Literal, Self
 
 import mcp_types as types
 from mcp.client.client import Client
@@ -100,8 +100,8 @@ class Mirror(ChangingLists):
         refreshers = [*self._refreshers.values()]
         if (since := _oldest(refreshers)) is not None:
             return Status("stale", since, next((each.error for each in refreshers if each.error), None))
-        is_notified = all(map(self._connection.notifies_of, filter(self._connection.serves, Feature)))
-        return Status("fresh" if is_notified and self._watched <= self._connection.subscriptions else "polling")
+        topics: list[Topic] = [*filter(self._connection.serves, Feature), *self._watched]
+        return Status("fresh" if all(map(self._connection.notifies_of, topics)) else "polling")
 
     async def next_status(self, seen: Status) -> Status:
         """Return the status as soon as it is not `seen`."""
@@ -181,7 +181,13 @@ class Mirror(ChangingLists):
                 raise
             if connection is self._connection:
                 refresher.task = connection.start(refresher.run())
-        return cast("types.ReadResourceResult", await self.wait_for(uri, "contents"))
+        while uri not in self.contents:  # another call of `watch()` reads it, or it was deleted
+            if self._is_closed:
+                raise Disconnected(f"closed before the server had {uri}")
+            if uri not in self._watched:
+                raise NotFound(f"{self._name}: {uri} is no longer watched")
+            await self._changed.wait()
+        return self.contents[uri]
 
     async def unwatch(self, uri: str) -> None:
         """Remove a content from `contents`, and unsubscribe from its resource."""
@@ -197,7 +203,7 @@ class Mirror(ChangingLists):
             if uri not in connection.subscriptions:
                 await self._listen(connection)
             content = await connection.read_content(uri)
-            refresher.interval = None if uri in connection.subscriptions else self._timing.recheck
+            refresher.interval = None if connection.notifies_of(uri) else self._timing.recheck
             self._publish(self._snapshot.changed({"contents": {uri: content}}), refresher.detected)
             return True
 

@@ -34,10 +34,11 @@ class Observer(Protocol):
         """Note that the connection is lost."""
 
     def stream_opened(self) -> None:
-        """Note that the GET stream of a legacy session is open."""
+        """Note that a GET stream of a legacy session is open."""
 
     def stream_ended(self) -> None:
-        """Note that this stream was closed. The SDK opens it again, or gives up after two attempts."""
+        """Note that a GET stream was closed. The SDK opens that for notifications again, or gives up after two
+        attempts."""
 
 
 def make_client(target: Target) -> Client:

@@ -12,6 +12,7 @@ import ssl
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 from tidings.cluster.backend import CallHandler, NotDelivered, OnProgress, Unavailable, Watcher, Write
 from tidings.cluster.nats_calls import Calls
@@ -133,12 +134,15 @@ class Nats:
             watching = asyncio.create_task(table.watch(watcher, lambda: self._set_loaded(table)))
             waiting = asyncio.create_task(closed.wait())
             try:
-                await asyncio.wait([watching, waiting], return_when=asyncio.FIRST_COMPLETED)
+                ends: list[asyncio.Future[Any]] = [watching, waiting, client.denied]
+                await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             finally:
                 waiting.cancel()
-            if not watching.done():
-                raise Lost(f"the connection to NATS was lost: {client.last_error or 'closed by the server'}")
-            await watching
+            if watching.done():
+                await watching
+            if client.denied.done():  # without flow control, for example, the table would stay incomplete
+                raise Lost(f"the NATS server denies a subject: {client.denied.result()}")
+            raise Lost(f"the connection to NATS was lost: {client.last_error or 'closed by the server'}")
         except Lost as error:
             reason = str(error)
         except Exception as error:  # an error of nats-py or of the watcher; the next connection loads the table
@@ -170,7 +174,7 @@ class Nats:
         self._reason = f"NATS cannot be reached: {reason}"
         if not self._is_lost:
             self._is_lost = True
-            logger.warning("continuing without NATS: %s", reason)
+            logger.warning("continuing without NATS, with the last known items: %s", reason)
             watcher.lose(reason)
 
     def _count_undecodable(self) -> None:

@@ -296,15 +296,16 @@ class Replica:
     # The watcher of the backend
 
     def load(self, epoch: str, entries: Sequence[Entry], order: int) -> None:
-        self._set_reachable()
+        self.lost_reason = None
         is_new_table = epoch != self._hub.catalog.epoch
         self._hub.catalog.epoch = epoch
-        contents = self._hub.catalog.resources.contents() if is_new_table else {}
         with self._lock:
-            pending = set(self._writes)
-            for uri, version in contents.items():  # a table that was lost is filled again
-                write = content_write(uri, version.digest)
-                self._writes.setdefault(write.key, write)
+            pending = dict(self._writes)
+            if is_new_table:  # a table that was lost is filled again
+                found = {entry.key for entry in entries}
+                for write in self.state.version_writes():
+                    if write.key not in found:
+                        self._writes.setdefault(write.key, write)
         self.state.load(entries, order, pending)
         self._durables.load(entries, is_new_table=is_new_table)
         self._stored.clear()
@@ -314,7 +315,7 @@ class Replica:
 
     def apply(self, entries: Sequence[Entry]) -> None:
         if self.lost_reason is not None:
-            self._set_reachable()
+            self.lost_reason = None
             self._durables.resume()
             self._has_work.set()
         has_left = False
@@ -332,21 +333,12 @@ class Replica:
         self._after_apply(entries)
 
     def lose(self, reason: str) -> None:
-        if self.lost_reason is None:
-            logger.warning(
-                "%s: the cluster can't be reached, serving the last known items: %s", self._server.name, reason
-            )
         self.lost_reason = reason
         self._durables.lose()
         with self._own.lock, self._lock:
             coming = [self._own_write(key) for key in self._stored if key not in self._writes and self._is_coming(key)]
             pending = [*self._writes.values(), *coming]
         self._apply_locally(pending)
-
-    def _set_reachable(self) -> None:
-        if self.lost_reason is not None:
-            logger.info("%s: the cluster can be reached", self._server.name)
-        self.lost_reason = None
 
     def _after_apply(self, entries: Sequence[Entry]) -> None:
         # A client may have fetched any version from another replica.

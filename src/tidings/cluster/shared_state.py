@@ -14,14 +14,16 @@ the same entries in the same order, so all get the same digests.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
 from tidings.cluster.backend import Entry, Write
 from tidings.core.catalog import Catalog
 from tidings.core.model import Feature, Item
+from tidings.core.model import item_key as definition_key
 
 __all__ = [
     "ItemKey",
@@ -35,6 +37,8 @@ __all__ = [
 ]
 
 ItemKey = tuple[Feature, str]
+
+_T = TypeVar("_T")
 
 _ORDER_BITS = 12
 """The revision of a change is the order of its entry, shifted by this, plus a number within the entry. Revisions stay
@@ -117,8 +121,19 @@ class SharedState:
         """Entries that could not be decoded, and were ignored."""
 
     def is_written(self, write: Write) -> bool:
-        """Return whether the table has this value already, as far as it was seen. Traces are not compared."""
-        return _compared_part(write.key, write.value) == self._written.get(write.key)
+        """Return whether the table has this value already, as far as it was seen, and the catalog does not have another
+        one that was applied locally. Traces are not compared."""
+        value = _compared_part(write.key, write.value)
+        if value != self._written.get(write.key):
+            return False
+        kind, _, name = write.key.partition("/")
+        if kind == "content":
+            return self._catalog.resources.content(name).digest.encode() in (b"", value)
+        if kind == "item":
+            with suppress(ValueError):  # not a key that a replica writes
+                definition = self._definitions[self._replica].get(_split(name)[1])
+                return value == (None if definition is None else definition.item)
+        return True
 
     def own_keys(self) -> list[str]:
         """Return the keys of the items of this replica that the table has."""
@@ -142,6 +157,15 @@ class SharedState:
         """Return the writes that remove the items of a replica from the table."""
         return [item_write(replica, feature, key, None) for feature, key in self._definitions.get(replica, ())]
 
+    def version_writes(self) -> list[Write]:
+        """Return the writes of all versions that do not result from the items."""
+        contents = self._catalog.resources.contents()
+        lists = {feature: self._catalog.items(feature).unknown_digest for feature in Feature}
+        return [
+            *(content_write(uri, version.digest) for uri, version in contents.items()),
+            *(unknown_write(feature, digest) for feature, digest in lists.items() if digest),
+        ]
+
     def templates(self) -> list[str]:
         """Return the URI templates that other replicas serve."""
         others = sorted(self.replicas.keys() - {self._replica})
@@ -154,10 +178,10 @@ class SharedState:
 
     # Applying
 
-    def load(self, entries: Sequence[Entry], order: int, pending: Collection[str]) -> None:
+    def load(self, entries: Sequence[Entry], order: int, pending: Mapping[str, Write]) -> None:
         """Replace the entries of the other replicas and the contents by a snapshot of the table.
 
-        `pending` are the keys that this replica has changed and not written yet: its own values count."""
+        `pending` are the changes that this replica has not written yet, by key: its own values count."""
         own = self._definitions[self._replica]
         self._definitions = {self._replica: {item_key: each._replace(order=order) for item_key, each in own.items()}}
         self.replicas = {}
@@ -173,8 +197,8 @@ class SharedState:
                 self._order_own(name, entry)
             elif kind in ("item", "replica"):
                 touched |= self._store(kind, name, entry)
-            elif entry.key not in pending:  # in order, so that contents keep their revisions
-                self._apply_other(kind, name, entry)
+            elif (write := pending.get(entry.key)) is None or self.is_written(write):
+                self._apply_other(kind, name, entry)  # in order, so that contents keep their revisions
         self._update_items(touched, order, None)
         self._advance(order)
 
@@ -226,29 +250,41 @@ class SharedState:
             pass
 
     def _store(self, kind: str, name: str, entry: Entry) -> set[ItemKey]:
-        """Store an entry. Return the items that it may change."""
-        try:
-            if kind == "replica":
-                was_alive = name in self.replicas
-                self.reported[name] = entry.order
-                if entry.value is None:
-                    self.replicas.pop(name, None)
-                    self.reported.pop(name, None)
-                else:
-                    self.replicas[name] = msgspec.json.decode(entry.value, type=ReplicaInfo)
-                has_changed = was_alive != (entry.value is not None)
-                return set(self._definitions.get(name, ())) if has_changed else set()
-            replica, item_key = _split(name)
-            definitions = self._definitions.setdefault(replica, {})
-            if entry.value is None:
-                definitions.pop(item_key, None)
+        """Store an entry. Return the items that it may change.
+
+        A value that cannot be decoded counts as removed: a replica that loads the table has no earlier one."""
+        if kind == "replica":
+            was_alive, info = name in self.replicas, self._decode(entry.value, ReplicaInfo)
+            if info is None:
+                self.replicas.pop(name, None)
+                self.reported.pop(name, None)
             else:
-                value = msgspec.json.decode(entry.value, type=_ItemValue)
-                definitions[item_key] = _Definition(entry.order, bytes(value.item), value.trace)
-            return {item_key}
-        except (msgspec.DecodeError, ValueError):
+                self.replicas[name] = info
+                self.reported[name] = entry.order
+            return set(self._definitions.get(name, ())) if was_alive != (info is not None) else set()
+        try:
+            replica, item_key = _split(name)
+        except ValueError:
             self.undecodable += 1
             return set()
+        definitions = self._definitions.setdefault(replica, {})
+        value = self._decode(entry.value, _ItemValue)
+        if value is not None and not _is_definition(value.item, item_key):
+            self.undecodable += 1
+            value = None
+        if value is None:
+            definitions.pop(item_key, None)
+        else:
+            definitions[item_key] = _Definition(entry.order, bytes(value.item), value.trace)
+        return {item_key}
+
+    def _decode(self, value: bytes | None, type: type[_T]) -> _T | None:
+        """Return None for a deletion, and for a value that cannot be decoded, which is counted."""
+        try:
+            return None if value is None else msgspec.json.decode(value, type=type)
+        except msgspec.DecodeError:
+            self.undecodable += 1
+            return None
 
     def _update_items(self, touched: Iterable[ItemKey], order: int, trace: Mapping[str, str] | None) -> None:
         """Put the newest definition of each item into the catalog, in one commit."""
@@ -288,6 +324,14 @@ class SharedState:
                     items.mark_changed(entry.value.decode())
         except (msgspec.DecodeError, ValueError):
             self.undecodable += 1
+
+
+def _is_definition(text: msgspec.Raw, item_key: ItemKey) -> bool:
+    feature, key = item_key
+    try:
+        return definition_key(feature, msgspec.json.decode(text, type=dict[str, Any])) == key
+    except (msgspec.DecodeError, ValueError):
+        return False
 
 
 def _split(name: str) -> tuple[str, ItemKey]:

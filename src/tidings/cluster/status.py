@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import msgspec
 
-from tidings.cluster.backend import Backend, Entry, NotDelivered, OnProgress
+from tidings.cluster.backend import Backend, Entry, NotDelivered, OnProgress, Unavailable
 from tidings.cluster.shared_state import ReplicaInfo
 
 __all__ = ["ClusterStatus", "ReplicaStatus", "read_status"]
@@ -48,8 +48,12 @@ class _Reader:
         self.items: dict[str, str] = {}
         """The replica of each item."""
         self.changed = asyncio.Event()
+        self.reason = "there is no answer"
+        """Why the table is not read."""
 
     def load(self, epoch: str, entries: Sequence[Entry], order: int) -> None:
+        self.replicas.clear()
+        self.items.clear()
         self.apply(entries)
 
     def apply(self, entries: Sequence[Entry]) -> None:
@@ -67,7 +71,7 @@ class _Reader:
         self.changed.set()
 
     def lose(self, reason: str) -> None:
-        pass
+        self.reason = reason
 
     def status(self, name: str) -> ClusterStatus:
         items = Counter(self.items.values())
@@ -94,7 +98,7 @@ async def read_status(backend: Backend, name: str, max_wait: float) -> ClusterSt
     """Return the state of the cluster of one server.
 
     Replicas report about once per second. If their reports differ, wait for `max_wait` seconds until they agree. Raise
-    `TimeoutError` if the table is not read by then."""
+    `Unavailable` if the table is not read by then."""
 
     async def refuse(request: bytes, on_progress: OnProgress) -> bytes:
         raise NotDelivered("this is not a replica")
@@ -102,8 +106,11 @@ async def read_status(backend: Backend, name: str, max_wait: float) -> ClusterSt
     reader = _Reader()
     reading = asyncio.create_task(backend.run(name, "status", reader, refuse))
     try:
-        async with asyncio.timeout(max_wait):
-            await reader.changed.wait()
+        try:
+            async with asyncio.timeout(max_wait):
+                await reader.changed.wait()
+        except TimeoutError:
+            raise Unavailable(f"the replicas of {name} were not read within {max_wait:g} s: {reader.reason}") from None
         with suppress(TimeoutError):
             async with asyncio.timeout(max_wait):
                 while not reader.status(name).is_consistent:

@@ -238,9 +238,9 @@ class Items:
         return changes
 
     def put_shared(self, text: bytes) -> Sequence[Change]:
-        """Add or replace an item that comes from the table of a cluster. The version of its content does not change:
-        the table has an entry for it."""
-        item = self._read(text)
+        """Add or replace an item that comes from the table of a cluster, whatever its size: the policy of its own
+        replica counts. The version of its content does not change: the table has an entry for it."""
+        item = self._decode(text)
         with self._catalog.batch() as changes:
             Items._put(self, item.key, item)
         return changes
@@ -375,15 +375,19 @@ class Items:
         return self._read(text)
 
     def _read(self, text: bytes) -> Item:
-        # The hash is that of the decoded text and not of the given object, because clients hash what they decode.
-        definition = msgspec.json.decode(text)
-        key = item_key(self.feature, definition)
+        item = self._decode(text)
         limit = self._catalog.policy.max_item_bytes
         if len(text) > limit:
             raise InvalidItem(
-                f"{self.feature.value}: {key!r} has {len(text)} bytes of JSON; Policy.max_item_bytes allows {limit}"
+                f"{self.feature.value}: {item.key!r} has {len(text)} bytes of JSON;"
+                f" Policy.max_item_bytes allows {limit}"
             )
-        return Item(self.feature, key, text, digest.item_hash(definition, self.feature))
+        return item
+
+    def _decode(self, text: bytes) -> Item:
+        # The hash is that of the decoded text and not of the given object, because clients hash what they decode.
+        definition = msgspec.json.decode(text)
+        return Item(self.feature, item_key(self.feature, definition), text, digest.item_hash(definition, self.feature))
 
     def _add_net_changes(self, now: float, changes: list[Change]) -> None:
         """Add the net changes of the batch, each with a new version."""
@@ -463,7 +467,9 @@ class Resources(Items):
         """Set the digest of a content, as another replica knows it. With `is_silent`, publish nothing."""
         if is_silent:
             with self._catalog.lock:
+                self._contents.pop(uri, None)
                 self._contents[uri] = Version(self._catalog.revision, digest)
+                self._forget_oldest()
             return ()
         return self._update(uri, digest, metadata)
 
@@ -519,8 +525,11 @@ class Resources(Items):
                 )
             )
         self._updates.clear()
-        while len(contents) > catalog.policy.max_contents:
-            self.forgotten = contents.pop(next(iter(contents))).revision
+        self._forget_oldest()
         if self._touched or self._has_unknown_change:
             super()._add_net_changes(now, changes)
         self.is_touched = False
+
+    def _forget_oldest(self) -> None:
+        while len(self._contents) > self._catalog.policy.max_contents:
+            self.forgotten = self._contents.pop(next(iter(self._contents))).revision

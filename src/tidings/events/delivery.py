@@ -122,8 +122,8 @@ class EventDeliveries:
                 if not self._urls[delivery.target]:
                     del self._urls[delivery.target]
                 delivery.close()
+                self.on_removed(delivery.record)  # from here on, `emit` adds no event for it
                 self.occurrences.remove_all(key[1])
-                self.on_removed(delivery.record)
             return
         if delivery is not None:
             delivery.renew(record)
@@ -301,6 +301,9 @@ class _EventDelivery:
         if not await self._check_rights():
             return
         prepared = await self._subscriptions.prepare_webhook(self.record)
+        if not prepared.granted:
+            self._wait(0.0)  # the rights ended after the check: check again
+            return
         if not await self._send_refetch() or self._is_closed:
             return
         prepared.connect(self._on_replaced, self.record.terms)
@@ -370,6 +373,7 @@ class _EventDelivery:
 
     def _on_replaced(self) -> None:
         """Stop sending, because the subscription was removed, or a stream connected under its name."""
+        self._cancel_request()
         self._close_subscriber(Reason.REPLACED)
         if not self._is_closed:
             self._wait(_RECHECK_DELAY)

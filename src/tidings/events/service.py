@@ -5,9 +5,8 @@ from __future__ import annotations
 import inspect
 import logging
 import secrets
-import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -51,7 +50,7 @@ class EventService:
         self.occurrences = Occurrences(hub.catalog.lock, hub.catalog.now, hub.counts, writer.add_events, stored)
         self._started: set[tuple[str, str]] = set()
         """The names and arguments for which `on_first` was called, and `on_last` was not called yet."""
-        self._watchers = _Watchers()
+        self._watchers = _Watchers(hub.catalog.lock)
         for record in subscriptions.durables.all():
             self._watchers.add(record)  # `emit` may be called before the event loop runs
         self.deliveries = EventDeliveries(subscriptions, self.occurrences)
@@ -68,6 +67,7 @@ class EventService:
 
     def stop(self) -> None:
         self.deliveries.stop()
+        self._started.clear()  # the next start calls `on_first` again
 
     def declare(
         self,
@@ -117,9 +117,10 @@ class EventService:
                 f"the event {name!r} has {len(event.body)} bytes, and {draft.MAX_BODY} are allowed; send a summary, "
                 "and let the receiver read the rest with a tool or a resource"
             )
-        watching = self._watchers.find(name, values)
-        self._hub.counts.events["emitted"] += 1
-        self.occurrences.add(Occurrence(event_id, name, now, event.body), watching)
+        with self._hub.catalog.lock:  # the events of a subscription that ends meanwhile are removed after this
+            self._hub.counts.events["emitted"] += 1
+            watching = self._watchers.find(name, values)
+            self.occurrences.add(Occurrence(event_id, name, now, event.body), watching)
         if watching:
             self._writer.flush()  # after this call, kill -9 does not lose the event
             self._bridge.call(self.deliveries.send_to, watching)
@@ -171,8 +172,8 @@ def _json_errors(what: str) -> Iterator[None]:
 class _Watchers:
     """Finds the subscriptions of an emitted event by the values of their arguments. Any thread may use it."""
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
+    def __init__(self, lock: AbstractContextManager[Any]) -> None:
+        self._lock = lock
         self._ids: dict[str, dict[tuple[str, ...], dict[str, set[str]]]] = {}
         """The ids of subscriptions, by event name, the names of the arguments, and their values."""
 

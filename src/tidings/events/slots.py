@@ -26,9 +26,14 @@ class _Origin:
         self.is_failing = False
         self.waiting: deque[asyncio.Future[None]] = deque()
 
-    @property
-    def is_free(self) -> bool:
-        return self.active < (1 if self.is_failing else _MAX_PER_ORIGIN)
+    def start_waiting(self) -> None:
+        """Give the free slots to the requests that wait the longest."""
+        limit = 1 if self.is_failing else _MAX_PER_ORIGIN
+        while self.waiting and self.active < limit:
+            turn = self.waiting.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                self.active += 1
 
 
 class RequestSlots:
@@ -43,24 +48,19 @@ class RequestSlots:
         """Wait for a slot for a request to a URL."""
         key = origin_of(url)
         origin = self._origins.setdefault(key, _Origin())
-        while not origin.is_free:
-            turn = asyncio.get_running_loop().create_future()
-            origin.waiting.append(turn)
-            try:
-                await turn
-            except asyncio.CancelledError:
-                if turn.done() and not turn.cancelled():
-                    self._wake(origin)  # give the slot to the next waiter
-                raise
-        origin.active += 1
+        turn = asyncio.get_running_loop().create_future()
+        origin.waiting.append(turn)
+        origin.start_waiting()
         try:
+            await turn
             async with self._all:
                 yield
         finally:
-            origin.active -= 1
-            self._wake(origin)
-            if not origin.active and not origin.waiting and self._is_forgettable(origin):
-                self._origins.pop(key, None)
+            if not turn.cancelled():  # otherwise it never had a slot
+                origin.active -= 1
+                origin.start_waiting()
+                if not origin.active and self._is_forgettable(origin):
+                    del self._origins[key]
 
     def _is_forgettable(self, origin: _Origin) -> bool:
         # Clients choose the hosts, so the number of remembered failures must be limited.
@@ -70,14 +70,6 @@ class RequestSlots:
         """Record whether a request failed. A failing receiver gets one request at a time until one succeeds."""
         if (origin := self._origins.get(origin_of(url))) is not None:
             origin.is_failing = is_failing
-
-    def _wake(self, origin: _Origin) -> None:
-        free = 1 if origin.is_failing else _MAX_PER_ORIGIN
-        while origin.waiting and free > origin.active:
-            turn = origin.waiting.popleft()
-            if not turn.done():
-                turn.set_result(None)
-                free -= 1
 
 
 def origin_of(url: str) -> str:

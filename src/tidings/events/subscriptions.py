@@ -127,7 +127,7 @@ class EventSubscriptions:
         if params.delivery.mode != "webhook":
             raise draft.unsupported("deliveryMode", params.delivery.mode)
         if secret is None or secret.split() != [secret]:
-            raise draft.invalid("delivery.secret is missing: the client supplies one whsec_… secret")
+            raise TidingsError("delivery.secret must be one whsec_… secret, which the client creates")
         check_secret(secret)
         self._deliveries.check_url(url)
         expires_in = self._grant_ttl(params.ttl_ms)
@@ -177,6 +177,7 @@ class EventSubscriptions:
         if not self._durables.remove(key):
             raise draft.not_found("subscription", "there is no such subscription")
         self._deliveries.update(key)
+        await asyncio.to_thread(self._save)  # otherwise a crash now would bring the subscription back
         return {}
 
     def _check_caller(self, principal: Principal | None) -> Owner:

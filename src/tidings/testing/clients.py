@@ -410,6 +410,8 @@ async def connect(
         yield opened.result()
     finally:
         ended.set()
+        if not opened.done():  # the caller was cancelled, for example by a timeout
+            keeping.cancel()
         await asyncio.wait([keeping])
 
 
@@ -520,13 +522,13 @@ async def _serving(app: Any) -> AsyncIterator[int]:
         listener.bind(("127.0.0.1", 0))
         running = asyncio.create_task(server.serve([listener]))
         ready = asyncio.create_task(server.ready.wait())
-        await asyncio.wait([running, ready], return_when=asyncio.FIRST_COMPLETED)
-        ready.cancel()
-        if running.done():
-            await running
-            raise TidingsError("the server did not start; its log says why")
         try:
+            await asyncio.wait([running, ready], return_when=asyncio.FIRST_COMPLETED)
+            if running.done():
+                await running
+                raise TidingsError("the server did not start; its log says why")
             yield listener.getsockname()[1]
         finally:
+            ready.cancel()
             server.should_exit = True
             await running

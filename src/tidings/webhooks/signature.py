@@ -35,8 +35,7 @@ def check_secret(secret: str) -> str:
     for part in parts:
         if not part.startswith(_PREFIX) or not _MIN_BYTES <= len(_key(part) or b"") <= _MAX_BYTES:
             raise TidingsError(
-                f"the secret of a webhook is {_PREFIX} and the base64 of {_MIN_BYTES} to {_MAX_BYTES} random bytes; "
-                "omit it to get a new one"
+                f"the secret of a webhook is {_PREFIX} and the base64 of {_MIN_BYTES} to {_MAX_BYTES} random bytes"
             )
     return " ".join(parts)
 

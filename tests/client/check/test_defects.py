@@ -25,7 +25,10 @@ STDIO = {"sigterm", "graceful-end"}
 """Rules for processes that the check starts."""
 SLOW = frozenset({"slow-reader"})
 """This rule makes hundreds of requests, so only its own defective servers are checked for it."""
-VARIANTS = {"unchanged": ("unchanged/connect", "unchanged/lists", "unchanged/idle", "unchanged/reconnect")}
+VARIANTS = {
+    "not-requested": ("not-requested", "not-requested/uri"),
+    "unchanged": ("unchanged/connect", "unchanged/lists", "unchanged/idle", "unchanged/reconnect"),
+}
 DEFECTS = [defect for rule in RULES if rule not in STDIO for defect in VARIANTS.get(rule, (rule,))]
 EXPIRY = "token-expiry"
 

@@ -49,7 +49,7 @@ async def check_unchanged(run: Run) -> None:
                 announced.add(frame.method)
                 continue  # some servers tell each new session once, for clients that wait for it
             feature = METHODS.get(frame.method)
-            uri = frame.params.get("uri")
+            uri = frame.uri
             if feature is not None and frame.time < listener.session.fetched.get(feature, frame.time):
                 continue  # the client has not fetched the list yet, so it has nothing that could be out of date
             if feature is not None and feature not in changed[reference]:
@@ -141,7 +141,7 @@ def _check_inbox(run: Run, is_modern: bool, inbox: Stream) -> None:
             # On stdio, a message without a subscription id belongs to no stream.
             message = f"{frame.method} came outside any subscription"
             run.report.add("not-requested" if not run.listeners else "frame-tag", message, [frame])
-        elif not inbox.expects(frame) and frame.params.get("uri") not in inbox.unsubscribed:
+        elif not inbox.expects(frame) and frame.uri not in inbox.unsubscribed:
             message = f"{frame.method} came to a session that has not subscribed to {frame.params.get('uri')}"
             run.report.add("not-requested", message, [frame])
 

@@ -120,7 +120,7 @@ class _Round:
     def frames(self, listener: Listener, method: str, uri: str | None = None) -> list[Frame]:
         since = self.positions[self.listeners.index(listener)]
         found = [frame for frame in listener.stream.notifications(since) if frame.method == method]
-        return [frame for frame in found if uri is None or frame.params.get("uri") == uri]
+        return [frame for frame in found if uri is None or frame.uri == uri]
 
     def expected(self, listener: Listener) -> list[tuple[str, str | None]]:
         """Return the method, and the URI of a content, of each notification that the listener was promised."""
@@ -256,7 +256,7 @@ async def _check_unsubscribe(run: Run, first: _Round) -> None:
     await round_.wait()
     await asyncio.sleep(run.options.quiet_time)
     await round_.read_state()
-    told = [frame for frame in round_.frames(listener, UPDATED) if frame.params.get("uri") in stream.unsubscribed]
+    told = [frame for frame in round_.frames(listener, UPDATED) if frame.uri in stream.unsubscribed]
     if told:
         message = f"{stream.channel} was told of a resource after it had unsubscribed"
         run.report.add("unsubscribe", message, [unsubscribed, *told])

@@ -11,7 +11,7 @@ import json
 import re
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -111,6 +111,11 @@ class Frame:
     @property
     def params(self) -> dict[str, Any]:
         return _as_dict(self.message.get("params"))
+
+    @property
+    def uri(self) -> str | None:
+        found = self.params.get("uri")
+        return found if isinstance(found, str) else None
 
     @property
     def subscription(self) -> Any:
@@ -226,12 +231,10 @@ class Stream:
         """Return whether the client has asked for this notification."""
         feature = METHODS.get(frame.method)
         if self.request_id is None:
-            return feature is not None or _covers(self.subscribed, frame.params.get("uri"))
+            return feature is not None or _covers(self.subscribed, frame.uri)
         if feature is not None:
             return self.requested.get(f"{feature.value}ListChanged") is True
-        return frame.method == UPDATED and _covers(
-            self.requested.get("resourceSubscriptions", ()), frame.params.get("uri")
-        )
+        return frame.method == UPDATED and _covers(self.requested.get("resourceSubscriptions", ()), frame.uri)
 
 
 @dataclass
@@ -409,6 +412,6 @@ def _as_dict(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _covers(uris: Any, uri: Any) -> bool:
+def _covers(uris: Iterable[str], uri: str | None) -> bool:
     """Return whether a URI is subscribed, or is a sub-resource of one that is."""
-    return isinstance(uri, str) and any(uri.startswith(each) for each in uris)
+    return uri is not None and any(uri.startswith(each) for each in uris)
