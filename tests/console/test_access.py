@@ -20,7 +20,7 @@ TOKEN = "correct-horse-battery-staple"
 
 
 async def log_in(served: ConsoleServer, token: str = TOKEN, **headers: str) -> httpx2.Response:
-    return await served.http.post("/console/login", data={"token": token}, headers=headers)
+    return await served.http.post("/console", data={"token": token}, headers=headers)
 
 
 async def test_console_is_off_unless_it_is_asked_for() -> None:
@@ -34,7 +34,7 @@ async def test_console_is_off_unless_it_is_asked_for() -> None:
 async def test_every_response_has_the_headers_that_protect_the_page() -> None:
     async with serving_console() as served:
         paths = ("/console", "/console/", "/console/static/style.css", "/console/static/none", "/console/api/overview")
-        for path in (*paths, "/console/api/changes/7", "/console/api/none", "/console/login"):
+        for path in (*paths, "/console/api/changes/7", "/console/api/none"):
             response = await served.http.get(path)
             for name, value in HEADERS.items():
                 if name != "cache-control":
@@ -118,14 +118,10 @@ async def test_programs_send_the_token_as_a_bearer_token() -> None:
 )
 async def test_request_of_another_site_or_machine_is_refused(headers: Mapping[str, str]) -> None:
     async with serving_console("write") as served:
-        for method, path in (
-            ("GET", "/console/api/overview"),
-            ("POST", "/console/api/call"),
-            ("POST", "/console/login"),
-        ):
+        for method, path in (("GET", "/console/api/overview"), ("POST", "/console/api/call"), ("POST", "/console")):
             response = await served.http.request(method, path, headers={**MARKER, **headers})
             assert response.status_code == 403, (method, path, response.text)
-            assert "<form" in response.text if path.endswith("login") else list(response.json()) == ["error"]
+            assert "<form" in response.text if path == "/console" else list(response.json()) == ["error"]
 
 
 async def test_form_of_the_page_may_have_no_origin() -> None:

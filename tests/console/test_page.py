@@ -15,8 +15,9 @@ from typing import Any, Literal
 
 import pytest
 from mcp.client.client import Client
+from mcp.server import Server
 from mcp.server.mcpserver import MCPServer
-from mcp_types import Implementation
+from mcp_types import CallToolResult, Implementation, ListToolsResult, TextContent, Tool
 from playwright.async_api import Browser, Locator, Page, expect
 from pydantic import BaseModel
 
@@ -40,7 +41,7 @@ HOSTILE = {
     "markup": "<script>document.title = 'owned'</script><img src=x onerror=alert(1)>",
     "long": "x" * 10_000,
     "right-to-left": "\u202egnp.exe \u0627\u0633\u0645",
-    "escapes": "\x1b[31mred\x1b[0m\x07",
+    "escapes": "\x1b[31mred\x1b[0m\x07\U000e0061",
 }
 
 
@@ -178,6 +179,8 @@ async def test_clients_can_be_searched_sorted_opened_and_ended(browser: Browser,
         await expect(row(page, "Last deliveries", "tools")).to_be_visible()
         await detail.get_by_role("link", name="What does this client see?").click()
         await expect(row(page, "Items that the client sees", "add_task")).to_be_visible()
+        server.write("tools/seen.py", tool("seen", "Appear in the list."))
+        await expect(row(page, "Items that the client sees", "seen")).to_be_visible()
 
         await detail.get_by_role("button", name="End stream").click()
         await detail.get_by_role("button", name="End it").click()
@@ -186,7 +189,7 @@ async def test_clients_can_be_searched_sorted_opened_and_ended(browser: Browser,
 
 
 async def test_items_show_their_history_and_are_used_with_a_form(browser: Browser, server: Served) -> None:
-    async with server.client("watcher"), open_page(browser, server.page("catalog/tools")) as page:
+    async with open_page(browser, server.page("catalog/tools")) as page:
         server.write("tools/repeat.py", tool("repeat", "Say it again."))
         await expect(row(page, "Items: tools", "repeat")).to_be_visible()
         server.write("tools/repeat.py", tool("repeat", "Say it again and again."))
@@ -196,7 +199,9 @@ async def test_items_show_their_history_and_are_used_with_a_form(browser: Browse
         detail = page.get_by_role("complementary", name="Item")
         await expect(detail.locator("ins").first).to_have_text(" and again")
         await expect(detail.get_by_label("Definition")).to_contain_text('"inputSchema"')
-        await expect(row(page, "Clients that watch the item", "watcher")).to_be_visible()
+        async with server.client("watcher"):
+            await expect(row(page, "Clients that watch the item", "watcher")).to_be_visible()
+        await expect(row(page, "Clients that watch the item", "watcher")).to_have_count(0)
 
         await detail.get_by_label("text").fill("ha")
         await detail.get_by_label("times").fill("3")
@@ -204,6 +209,7 @@ async def test_items_show_their_history_and_are_used_with_a_form(browser: Browse
         await expect(detail.get_by_role("region", name="Result")).to_contain_text("hahaha")
 
         await page.get_by_role("button", name="prompts").click()
+        await expect(page.get_by_role("table", name="Items: prompts")).to_be_visible()  # with its own search field
         await page.get_by_role("searchbox").fill("")
         await row(page, "Items: prompts", "plan").click()
         await detail.get_by_label("days").fill("14")
@@ -257,6 +263,30 @@ async def test_a_form_has_a_field_for_each_kind_of_argument(browser: Browser) ->
         await arguments.fill('{"title": 1}')
         await detail.get_by_role("button", name="Call").click()
         await expect(result).to_contain_text("The tool failed")
+
+
+WIDE = {f"p{number}": {"$ref": "#/$defs/wide"} for number in range(20)}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [{"properties": {"a": None}}, {"required": 5}, {"properties": {"a": {"enum": "abc"}}}, {"properties": WIDE}],
+    ids=["property", "required", "enum", "recursive"],
+)
+async def test_the_arguments_of_a_schema_without_a_form_are_written_as_json(browser: Browser, schema: Any) -> None:
+    defined = {"type": "object", "$defs": {"wide": {"type": "object", "properties": WIDE}}} | schema
+
+    async def list_tools(context: Any, params: Any) -> ListToolsResult:
+        return ListToolsResult(tools=[Tool(name="odd", input_schema=defined)])
+
+    async def call_tool(context: Any, params: Any) -> CallToolResult:
+        return CallToolResult(content=[TextContent(text=json.dumps(params.arguments))])
+
+    server = Server("odd", on_list_tools=list_tools, on_call_tool=call_tool)
+    async with serving_live(server) as (_, url), open_page(browser, f"{url}/console#/catalog/tools/odd") as page:
+        await page.get_by_label("Arguments as JSON").fill('{"a": 7}')
+        await page.get_by_role("button", name="Call").click()
+        await expect(page.get_by_role("region", name="Result")).to_contain_text('{"a": 7}')
 
 
 async def test_the_overview_shows_streams_rates_and_a_problem_by_file_and_line(
@@ -314,7 +344,7 @@ async def test_hostile_names_are_only_text(browser: Browser, server: Served) -> 
     ):
         await expect(row(page, "Clients", "<script>document.title")).to_be_visible()
         await expect(row(page, "Clients", r"\u202egnp.exe")).to_be_visible()
-        await expect(row(page, "Clients", r"\x1b[31mred\x1b[0m\x07")).to_be_visible()
+        await expect(row(page, "Clients", r"\x1b[31mred\x1b[0m\x07\u{e0061}")).to_be_visible()
         await row(page, "Clients", "x" * 100).click()
         await expect(page.get_by_role("complementary", name="Client").get_by_role("heading").first).to_contain_text(
             "xxx"
@@ -338,6 +368,7 @@ async def test_the_page_says_that_it_is_disconnected_and_reconnects(browser: Bro
         served = Served(folder, first.url)
         async with open_page(browser, served.page("catalog/tools"), is_interrupted=True) as page:
             await expect(page.locator(".status")).to_have_text("Live")
+            await expect(row(page, "Items: tools", "add_task")).to_be_visible()
             first.process.send_signal(signal.SIGTERM)
             await first.process.wait()
             await expect(page.get_by_role("alert")).to_contain_text("Disconnected from the server")
@@ -352,6 +383,17 @@ async def test_the_page_says_that_it_is_disconnected_and_reconnects(browser: Bro
                 await expect(page.get_by_text("The console is read-only.")).to_be_visible()
 
 
+async def test_what_could_not_be_loaded_is_loaded_after_a_reconnection(browser: Browser, server: Served) -> None:
+    async with open_page(browser, server.page("overview"), is_interrupted=True) as page:
+        await expect(page.locator(".status")).to_have_text("Live")
+        await page.route("**/api/catalog", lambda route: route.abort())
+        await page.goto(server.page("catalog/tools"))
+        await expect(page.get_by_text("The server does not answer. The page tries again.")).to_be_visible()
+        await page.unroute("**/api/catalog")
+        await page.evaluate("dispatchEvent(new Event('online'))")  # the page reconnects
+        await expect(row(page, "Items: tools", "add_task")).to_be_visible()
+
+
 async def test_a_console_with_a_token_asks_for_it(browser: Browser, tmp_path: Path) -> None:
     async with (
         serving_board(tmp_path / "board", "--console=read", "--auth-token", TOKEN) as server,
@@ -363,6 +405,7 @@ async def test_a_console_with_a_token_asks_for_it(browser: Browser, tmp_path: Pa
         await page.get_by_label("Token").fill(TOKEN)
         await page.get_by_role("button", name="Sign in").click()
         await expect(page.locator(".status")).to_have_text("Live")
+        await expect(page.get_by_role("table", name="Clients")).to_be_visible()  # the view of the first address
         await page.get_by_role("button", name="Sign out").click()
         await expect(page.get_by_label("Token")).to_be_visible()
 

@@ -51,6 +51,7 @@ _MAX_BODY = 8192
 """Bytes of the body of a login request."""
 
 
+# The form has no `action`: so the browser sends it to the address of the page, and keeps what follows the #.
 _LOGIN_FORM: Final = """<!doctype html>
 <html lang="en">
   <head>
@@ -63,7 +64,7 @@ _LOGIN_FORM: Final = """<!doctype html>
   <body class="login">
     <main>
       <h1>Tidings console</h1>
-      <form method="post" action="{root}/login">
+      <form method="post">
         <label>Token <input type="password" name="token" autocomplete="current-password" required autofocus></label>
         <button>Sign in</button>
       </form>

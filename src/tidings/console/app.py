@@ -22,7 +22,7 @@ from tidings.console.views import Views
 from tidings.core.encoding import safe_json
 from tidings.errors import NotFound, TidingsError
 
-__all__ = ["ConsoleRoutes"]
+__all__ = ["ConsoleRoutes", "IsLoggedIn"]
 
 _STATIC: Final = Path(__file__).parent / "static"
 _TYPES: Final = {
@@ -39,13 +39,14 @@ _FILE_NAME: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
 _MAX_BODY = 4 << 20
 """Bytes of the body of a request. The SDK has the same limit."""
 
+IsLoggedIn = Callable[[], bool]
 _Handler = Callable[[Request], Awaitable[Response]]
 
 
 class ConsoleRoutes:
     """Makes the routes of one console."""
 
-    def __init__(self, views: Views, access: Access, make_stream: Callable[[], EventStream]) -> None:
+    def __init__(self, views: Views, access: Access, make_stream: Callable[[IsLoggedIn], EventStream]) -> None:
         self._views = views
         self._make_stream = make_stream
         self._access = access
@@ -55,7 +56,7 @@ class ConsoleRoutes:
         return [
             Route("/console", self._page(self._index)),
             Route("/console/", self._page(_redirect_to_page)),
-            Route("/console/login", self._page(self._access.log_in), methods=["POST"]),
+            Route("/console", self._page(self._access.log_in), methods=["POST"]),
             Route("/console/logout", self._post(self._log_out, writes=False), methods=["POST"]),
             Route("/console/static/{name}", self._page(self._file)),
             Route("/console/api/overview", self._get(views.overview)),
@@ -123,7 +124,7 @@ class ConsoleRoutes:
         return response
 
     def _refuse(self, request: Request, status: int, reason: str) -> Response:
-        is_form = request.url.path.endswith("/console/login")
+        is_form = request.method == "POST" and request.url.path.endswith("/console")
         return self._access.login_form(request, reason, status) if is_form else error(status, reason)
 
     # Handlers
@@ -143,7 +144,8 @@ class ConsoleRoutes:
         return self._access.log_out(request)
 
     async def _events(self, request: Request) -> Response:
-        return StreamingResponse(self._make_stream().events(), media_type="text/event-stream")
+        stream = self._make_stream(lambda: self._access.is_logged_in(request))
+        return StreamingResponse(stream.events(), media_type="text/event-stream")
 
 
 async def _redirect_to_page(request: Request) -> Response:

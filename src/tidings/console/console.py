@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from tidings.console.access import Access
-from tidings.console.app import ConsoleRoutes
+from tidings.console.app import ConsoleRoutes, IsLoggedIn
 from tidings.console.record import Record
 from tidings.console.samples import Samples
 from tidings.console.stream import EventStream
@@ -49,11 +50,15 @@ class Console:
         """Return the routes for `/console` and everything below. `security` has the accepted Host headers."""
         access = Access(token, security, mode)
         views = Views(self._server, self._record, self._samples, can_write=access.can_write, has_login=access.has_login)
-        return ConsoleRoutes(views, access, lambda: self._stream(views)).make()
+        return ConsoleRoutes(views, access, partial(self._stream, views)).make()
 
-    def _stream(self, views: Views) -> EventStream:
+    def _stream(self, views: Views, is_logged_in: IsLoggedIn) -> EventStream:
         server = self._server
-        return EventStream(server.hub, self._record, self._samples, views, lambda: server.subscriptions.is_stopping)
+
+        def is_over() -> bool:
+            return server.subscriptions.is_stopping or not is_logged_in()
+
+        return EventStream(server.hub, self._record, self._samples, views, is_over)
 
     def _start(self) -> None:
         self._server.bridge.start_task(self._run())

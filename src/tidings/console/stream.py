@@ -34,14 +34,12 @@ _MAX_CLIENTS = 100
 class EventStream:
     """Makes the events for one page."""
 
-    def __init__(
-        self, hub: Hub, record: Record, samples: Samples, views: Views, is_stopping: Callable[[], bool]
-    ) -> None:
+    def __init__(self, hub: Hub, record: Record, samples: Samples, views: Views, is_over: Callable[[], bool]) -> None:
         self._hub = hub
         self._record = record
         self._samples = samples
         self._views = views
-        self._is_stopping = is_stopping
+        self._is_over = is_over
         self._updates = Updates(record.last_id)
         self._versions: dict[Feature, Any] = {}
         self._sample: Sample | None = None
@@ -49,7 +47,7 @@ class EventStream:
         self._is_overview_due = True
 
     async def events(self) -> AsyncIterator[bytes]:
-        """Yield events until the server stops or the page disconnects."""
+        """Yield events until the server stops, the login expires or the page disconnects."""
         loop = asyncio.get_running_loop()
         self._record.updates.add(self._updates)
         try:
@@ -57,7 +55,7 @@ class EventStream:
             yield _event("hello", hello | {"started": self._views.started})
             self._take_catalog()
             written_at = loop.time()
-            while not self._is_stopping():
+            while not self._is_over():
                 now = loop.time()
                 events = self._take(now)
                 if events:

@@ -438,13 +438,13 @@ class Views:
     # Calls
 
     async def call_tool(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        return await self._request(CALL_TOOL, name=body.get("name"), arguments=body.get("arguments") or {})
+        return await self._request(CALL_TOOL, name=body.get("name"), arguments=body.get("arguments"))
 
     async def read_resource(self, body: Mapping[str, Any]) -> dict[str, Any]:
         return await self._request(READ_RESOURCE, uri=body.get("uri"))
 
     async def get_prompt(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        return await self._request(GET_PROMPT, name=body.get("name"), arguments=body.get("arguments") or {})
+        return await self._request(GET_PROMPT, name=body.get("name"), arguments=body.get("arguments"))
 
     async def _request(self, method: str, **params: Any) -> dict[str, Any]:
         """Return the result of a request without a caller, through the server's own middleware and handlers."""

@@ -27,9 +27,8 @@ const COLUMNS = [
 const RESOURCE_COLUMNS = COLUMNS.toSpliced(1, 0, { title: "URI", value: (item) => item.key, width: "25%", isExtra: true });
 
 export function Catalog({ feature, itemKey, query, go }) {
-  const { catalog } = useStateOf("catalog");
-  // `catalog` has the revision of each feature. If one is new, load the catalog again.
-  const { data, error } = useData("catalog", JSON.stringify(catalog));
+  const { catalog, watches } = useStateOf("catalog", "watches");
+  const { data, error } = useData("catalog", catalog, watches);
   const text = query.get("text") ?? "";
   const items = data?.[feature]?.items ?? [];
   const rows = useMemo(() => {
@@ -61,7 +60,7 @@ export function Catalog({ feature, itemKey, query, go }) {
       />
     </section>
     ${itemKey !== null &&
-    html`<${Detail} key=${`${feature} ${itemKey}`} feature=${feature} itemKey=${itemKey} version=${catalog[feature]} close=${go(`catalog/${feature}`, query)} />`}`;
+    html`<${Detail} key=${`${feature} ${itemKey}`} feature=${feature} itemKey=${itemKey} close=${go(`catalog/${feature}`, query)} />`}`;
 }
 
 const WATCHERS = [
@@ -69,8 +68,9 @@ const WATCHERS = [
   { title: "Id", value: (client) => client.id, width: "6rem" },
 ];
 
-function Detail({ feature, itemKey, version, close }) {
-  const { data, error } = useData(`item?${new URLSearchParams({ feature, key: itemKey })}`, version);
+function Detail({ feature, itemKey, close }) {
+  const { catalog, watches } = useStateOf("catalog", "watches");
+  const { data, error } = useData(`item?${new URLSearchParams({ feature, key: itemKey })}`, catalog[feature], watches);
   const definition = data?.definition;
   return html`<aside class="detail" aria-label="Item">
     <header>

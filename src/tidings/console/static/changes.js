@@ -41,7 +41,7 @@ function Summary({ change }) {
 }
 
 export function Changes({ id, query, go }) {
-  const { changes, isLoaded } = useStateOf("changes");
+  const { changes, loads } = useStateOf("changes");
   const isFiltered = query.has("notFetched");
   const text = query.get("text") ?? "";
   const search = new URLSearchParams(query);
@@ -72,7 +72,7 @@ export function Changes({ id, query, go }) {
         isMain
         isFilling
         onEnd=${path ? null : loadOlderChanges}
-        empty=${found.error?.message ?? emptyText(path, isLoaded && (!path || found.data))}
+        empty=${found.error?.message ?? emptyText(path, loads > 0 && (!path || found.data))}
         tools=${html`<${Search} label="Search changes" value=${text} onSearch=${(value) => filter("text", value)} />
           <label class="check">
             <input type="checkbox" checked=${isFiltered} onChange=${(event) => filter("notFetched", event.target.checked ? "1" : "")} />

@@ -27,7 +27,7 @@ const COLUMNS = [
 const SEARCHED = ["id", "name", "version", "era", "protocol", "transport", "principal"];
 
 export function Clients({ id, query, go, isView }) {
-  const { clients, isLoaded } = useStateOf("clients");
+  const { clients, loads } = useStateOf("clients");
   const text = query.get("text") ?? "";
   const rows = useMemo(() => {
     const all = [...clients.values()];
@@ -52,11 +52,11 @@ export function Clients({ id, query, go, isView }) {
         sort=${[0, 1]}
         isMain
         isFilling
-        empty=${isLoaded ? (text ? "No client matches." : "No client is connected.") : "Loading…"}
+        empty=${loads > 0 ? (text ? "No client matches." : "No client is connected.") : "Loading…"}
         tools=${html`<${Search} label="Search clients" value=${text} onSearch=${search} />`}
       />
     </section>
-    ${id !== null && html`<${Client} key=${id} id=${id} known=${clients.get(id)} isGone=${isLoaded && !clients.has(id)} query=${query} go=${go} isView=${isView} />`}`;
+    ${id !== null && html`<${Client} key=${id} id=${id} known=${clients.get(id)} isGone=${loads > 0 && !clients.has(id)} query=${query} go=${go} isView=${isView} />`}`;
 }
 
 const WATCHES = [
@@ -160,7 +160,8 @@ const SEEN = [
 ];
 
 function View({ path }) {
-  const { data, error } = useData(`${path}/view`);
+  const { catalog } = useStateOf("catalog");
+  const { data, error } = useData(`${path}/view`, catalog);
   const [feature, setFeature] = useState("tools");
   const items = data?.[feature] ?? [];
   if (error) return html`<p class="error" role="alert">${error.message}</p>`;

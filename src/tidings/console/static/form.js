@@ -6,12 +6,20 @@ import { html, useMemo, useState } from "./htm-preact.js";
 import { Text, asText } from "./text.js";
 
 const DEEPEST = 3; // levels of nested objects that get fields; the user writes deeper objects as JSON
+const MOST_FIELDS = 300; // the user writes the arguments of a larger schema as JSON
 
 /** Show the form, and call `onSubmit` with the arguments. */
 export function SchemaForm({ schema, verb, isBusy, onSubmit }) {
   const root = schema ?? {};
-  const fields = useMemo(() => fieldsOf(root, root, [], 0), [root]);
-  const [isJson, setJson] = useState(false);
+  const fields = useMemo(() => {
+    try {
+      return fieldsOf(root, root);
+    } catch {
+      return null; // the schema is not valid, or too large
+    }
+  }, [root]);
+  const [isJsonChosen, setJson] = useState(false);
+  const isJson = isJsonChosen || fields === null;
   const [texts, setTexts] = useState({}); // the path of a field → what was typed
   const [json, setText] = useState("{}");
   const [error, setError] = useState(null);
@@ -37,7 +45,7 @@ export function SchemaForm({ schema, verb, isBusy, onSubmit }) {
         // A field is not valid yet: keep the previous JSON.
       }
     }
-    setJson(!isJson);
+    setJson(!isJsonChosen);
   }
 
   return html`<form class="schema" onSubmit=${submit}>
@@ -49,21 +57,23 @@ export function SchemaForm({ schema, verb, isBusy, onSubmit }) {
     ${error && html`<p class="error" role="alert">${error}</p>`}
     <p class="actions">
       <button class="primary" disabled=${isBusy}>${isBusy ? "Waiting…" : verb}</button>
-      <button type="button" class="quiet" aria-pressed=${isJson ? "true" : "false"} onClick=${toggle}>JSON</button>
+      <button type="button" class="quiet" aria-pressed=${isJson ? "true" : "false"} disabled=${fields === null} onClick=${toggle}>JSON</button>
     </p>
   </form>`;
 }
 
 /** Return the fields of an object: `{id, name, kind, isRequired, schema, values, fields}`. */
-function fieldsOf(schema, root, path, depth) {
+function fieldsOf(schema, root, path = [], room = { left: MOST_FIELDS }) {
   const required = new Set(schema.required ?? []);
   return Object.entries(schema.properties ?? {}).map(([name, given]) => {
     const property = resolve(given, root);
+    if (room.left-- === 0) throw new Error("The schema has too many fields.");
     const values = property.enum ?? (property.const === undefined ? null : [property.const]);
+    if (values !== null && !Array.isArray(values)) throw new Error("The choices must be an array.");
     const place = [...path, name];
     const field = { id: JSON.stringify(place), name, schema: property, isRequired: required.has(name), values, kind: kindOf(property, values) };
     if (field.kind === "object") {
-      field.fields = depth < DEEPEST ? fieldsOf(property, root, place, depth + 1) : [];
+      field.fields = path.length < DEEPEST ? fieldsOf(property, root, place, room) : [];
       if (!field.fields.length) field.kind = "json";
     }
     return field;

@@ -7,20 +7,20 @@ const PAGE = 200; // changes per request
 const MOST_MISSED = 1000; // the server keeps this many
 const MOST_CHANGES = 10_000; // the page drops older ones, and can load them again
 const RELOAD_PAUSE = 500; // milliseconds between two loads of the same data
-const MOST_SAMPLES = 300; // five minutes, one sample per second
+const HISTORY = 300; // seconds that the charts show
 
 export const state = {
   connection: "connecting", // or "open" or "closed"
   retryAt: null,
-  isLoaded: false,
+  loads: 0, // how many times all of this was loaded: once for each connection
   error: null,
-  started: null,
   overview: null,
   history: { times: [], deliveries: [], p95: [] },
   changes: [], // newest first
   hasMoreChanges: false,
   clients: new Map(),
   catalog: {}, // the revision of each feature, to know when to load its items again
+  watches: 0, // it grows when a client watches more or fewer topics
 };
 
 const listeners = new Map(); // part of the state → functions
@@ -55,42 +55,58 @@ export function useStateOf(...parts) {
 }
 
 /**
- * Return `{data, error, reload}` of a path below `api/`, or of nothing if `path` is null.
+ * Return `{data, error}` of a path below `api/`, or of nothing if `path` is null.
  *
- * The path is loaded again when `version` changes. After a slow load, the next one waits longer. The old data stays until
- * the response arrives.
+ * The path is loaded again when a version changes, and after each reconnection. The old data stays until the response
+ * arrives.
  */
-export function useData(path, version = null) {
+export function useData(path, ...versions) {
+  const { loads } = useStateOf("loads");
   const [answer, setAnswer] = useState({ path: null, data: null, error: null });
-  const [attempt, setAttempt] = useState(0);
-  const loaded = useRef({ path: null, next: 0 });
+  const loader = useRef(null);
   useEffect(() => {
     if (path === null) return undefined;
-    const controller = new AbortController();
-    const isSame = loaded.current.path === path;
-    const wait = isSame ? Math.max(0, loaded.current.next - Date.now()) : 0;
-    const timer = setTimeout(async () => {
-      const start = Date.now();
-      loaded.current = { path, next: start + RELOAD_PAUSE };
-      try {
-        setAnswer({ path, data: await get(path, controller.signal), error: null });
-        const end = Date.now();
-        loaded.current.next = end + Math.max(RELOAD_PAUSE, 10 * (end - start));
-      } catch (error) {
-        if (error.name !== "AbortError") setAnswer((old) => ({ path, data: old.path === path ? old.data : null, error }));
-      }
-    }, wait);
-    return () => {
-      clearTimeout(timer);
-      controller.abort();
-    };
-  }, [path, version, attempt]);
-  const isCurrent = answer.path === path;
-  return {
-    data: isCurrent ? answer.data : null,
-    error: isCurrent ? answer.error : null,
-    reload: () => setAttempt((count) => count + 1),
-  };
+    loader.current = createLoader(path, setAnswer);
+    return loader.current.stop;
+  }, [path]);
+  useEffect(() => {
+    if (path !== null && loads > 0) loader.current.load();
+  }, [path, loads, ...versions]);
+  return answer.path === path ? answer : { data: null, error: null };
+}
+
+/** Load a path one request at a time. After a slow response, the next request waits longer. */
+function createLoader(path, setAnswer) {
+  const controller = new AbortController();
+  let timer = null;
+  let isBusy = false;
+  let isDue = false;
+
+  async function load() {
+    isDue = isBusy;
+    if (isBusy) return;
+    isBusy = true;
+    const start = Date.now();
+    try {
+      setAnswer({ path, data: await get(path, controller.signal), error: null });
+    } catch (error) {
+      if (controller.signal.aborted) return;
+      setAnswer((old) => ({ path, data: old.path === path ? old.data : null, error }));
+    }
+    timer = setTimeout(
+      () => {
+        isBusy = false;
+        if (isDue) load();
+      },
+      Math.max(RELOAD_PAUSE, 10 * (Date.now() - start)),
+    );
+  }
+
+  function stop() {
+    clearTimeout(timer);
+    controller.abort();
+  }
+  return { load, stop };
 }
 
 // The events that arrived while the snapshot was being loaded. They are applied after it, because they are newer.
@@ -114,7 +130,7 @@ async function load() {
     state.changes = changes.changes;
     state.hasMoreChanges = changes.hasMore;
     state.clients = new Map(clients.clients.map((client) => [client.id, client]));
-    state.isLoaded = true;
+    state.loads += 1;
     state.error = null;
     connection.succeed();
   } catch (error) {
@@ -125,7 +141,7 @@ async function load() {
   const events = queued;
   queued = null;
   for (const [name, data] of events) apply(name, data);
-  notify("overview", "changes", "clients", "catalog");
+  notify("overview", "changes", "clients", "catalog", "loads");
 }
 
 function revisions(overview) {
@@ -144,7 +160,7 @@ export async function loadOlderChanges() {
     state.hasMoreChanges = true;
     return;
   }
-  if (state.changes.at(-1) !== last) return; // the list was loaded again meanwhile
+  if (state.changes.at(-1)?.id !== last.id) return; // the list was loaded again meanwhile
   state.changes = [...state.changes, ...answer.changes];
   state.hasMoreChanges = answer.hasMore && state.changes.length < MOST_CHANGES;
   notify("changes");
@@ -182,19 +198,23 @@ const APPLY = {
     notify("changes");
   },
   clients({ upserted, removed }) {
+    const isWatchNew = removed.length > 0 || upserted.some((client) => client.topics !== state.clients.get(client.id)?.topics);
+    if (isWatchNew) state.watches += 1;
     for (const client of upserted) state.clients.set(client.id, client);
     for (const id of removed) state.clients.delete(id);
     state.clients = new Map(state.clients); // a new object, so that useMemo sorts again
-    notify("clients");
+    notify("clients", "watches");
   },
   overview({ sample, ...overview }) {
     state.overview = overview;
     if (sample) {
       const { times, deliveries, p95 } = state.history;
+      let start = 0;
+      while (times[start] < sample.time - HISTORY) start++;
       state.history = {
-        times: [...times, sample.time].slice(-MOST_SAMPLES),
-        deliveries: [...deliveries, sample.deliveries].slice(-MOST_SAMPLES),
-        p95: [...p95, sample.p95].slice(-MOST_SAMPLES),
+        times: [...times.slice(start), sample.time],
+        deliveries: [...deliveries.slice(start), sample.deliveries],
+        p95: [...p95.slice(start), sample.p95],
       };
     }
     notify("overview");
@@ -211,13 +231,9 @@ function apply(name, data) {
 }
 
 function onEvent(name, data) {
-  if (name !== "hello") {
-    apply(name, data);
-    return;
-  }
   // Events are lost while there is no connection, so load everything after each hello.
-  state.started = data.started;
-  load();
+  if (name === "hello") load();
+  else apply(name, data);
 }
 
 function onState(connectionState, retryAt) {

@@ -5,17 +5,19 @@
 
 import { html, useState } from "./htm-preact.js";
 
-// Control characters (terminal escapes among them), zero-width characters, marks and overrides of direction, line and
-// paragraph separators, the byte order mark, and lone surrogates.
-const HIDDEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff]|[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-\udfff]/g;
+// Control characters (terminal escapes among them), lone surrogates, line and paragraph separators, and all characters
+// that fonts do not show, such as marks of direction and tags. Not those that scripts and emoji need: joiners, and
+// selectors of a variant.
+const HIDDEN = /(?![\t\n\u200c\u200d\ufe00-\ufe0f])[\p{Cc}\p{Cs}\p{Zl}\p{Zp}\p{Default_Ignorable_Code_Point}\ufff9-\ufffb]/gu;
 const SHORT = 200; // characters of a name in a table: more than any column shows
 const LONG = 2000; // characters of a value before "Show all"
 
 /** Return the text with each hidden character written as an escape such as \x1b. */
 export function visible(text) {
   return String(text).replace(HIDDEN, (character) => {
-    const code = character.charCodeAt(0);
-    return code < 256 ? `\\x${code.toString(16).padStart(2, "0")}` : `\\u${code.toString(16).padStart(4, "0")}`;
+    const code = character.codePointAt(0).toString(16);
+    if (code.length > 4) return `\\u{${code}}`;
+    return code.length > 2 ? `\\u${code.padStart(4, "0")}` : `\\x${code.padStart(2, "0")}`;
   });
 }
 
