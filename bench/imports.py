@@ -1,7 +1,7 @@
 """Measure what `tidings serve --stdio` imports until its first response, by part: `python bench/imports.py`.
 
-`python -X importtime` gives the time of each module without that of its own imports, and adds to it. So the shares are
-the figures, not the times. A module counts with the least time of all rounds.
+`python -X importtime` gives the time of each module without that of its own imports. It slows the imports: compare the
+shares, not the milliseconds. The time of a module is the least of all rounds.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ INITIALIZE = {
     "method": "initialize",
     "params": {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "bench", "version": "1"}},
 }
-UNUSED = (
+NOT_NEEDED_ON_STDIO = (
     *("mcp.client", "mcp.server.auth", "mcp.server.sse", "mcp.server.streamable_http", "mcp.shared.auth"),
     *("click", "cryptography", "h11", "http", "httpcore2", "httpx2", "idna", "jwt", "python_multipart"),
     *("sse_starlette", "starlette", "uvicorn"),
 )
 PARTS = {
-    "the SDK's client, authentication and HTTP, which stdio does not need": UNUSED,
+    "the SDK's client, authentication and HTTP, which stdio does not need": NOT_NEEDED_ON_STDIO,
     "the rest of the SDK": ("mcp", "mcp_types", "pydantic", "pydantic_core", "pydantic_settings", "annotated_types"),
     "Tidings": ("tidings", "msgspec", "uvloop"),
-    "all others": (),
+    "all others": (),  # see `part_of`
 }
 
 

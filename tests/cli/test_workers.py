@@ -268,7 +268,7 @@ async def test_killed_nats_server_starts_again(pids_board: Path, http: httpx2.As
         (nats,) = (pid for pid in children_of(parent) if "nats-server" in command_of(pid))
         os.kill(nats, signal.SIGKILL)
         await server.line_with("the embedded NATS server has ended; starting it again")
-        await server.line_with("connected to NATS")
+        await server.line_with("connected to the cluster")
         assert (pids_board / ".tidings" / "nats").is_dir()
         async with start_command("serve", pids_board, "--port", 0, "--nats", "embedded") as other:
             await line_with(other.stderr, "the data of NATS is deleted at the end: another server uses this folder")

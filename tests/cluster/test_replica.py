@@ -375,7 +375,7 @@ async def test_item_that_was_too_large_returns_to_the_table_and_is_removed() -> 
         await settle(replicas, "deploy")
 
 
-async def test_changes_without_the_table_that_are_undone_before_they_are_written_have_no_effect() -> None:
+async def test_offline_changes_that_are_undone_before_they_are_written_have_no_effect() -> None:
     async with members(2) as replicas:
         here, there = replicas
         add(here, "deploy", "version 1")
@@ -390,6 +390,7 @@ async def test_changes_without_the_table_that_are_undone_before_they_are_written
         await until_described([here], "version 2")
         await until(lambda: here.live.catalog.version("board://x").digest != first)
         here.backend.reconnect()
+        # With an action, this checks after each step of the event loop: before the changes are written.
         await until(lambda: here.replica.lost_reason is None, action=lambda: None)
         add(here, "deploy", "version 1")
         here.live.tools.remove("offline")
@@ -478,7 +479,7 @@ async def test_emptied_table_is_filled_again() -> None:
         assert [len(member.told) for member in replicas] != told
 
 
-async def test_table_that_was_lost_keeps_newer_contents_than_those_of_a_replica_that_comes_later() -> None:
+async def test_late_replica_does_not_replace_newer_contents_in_a_new_table() -> None:
     async with members(2) as replicas:
         here, late = replicas
         here.live.resources.updated("board://x", etag="1")
@@ -559,7 +560,8 @@ async def test_lost_cluster_is_reported_and_recovers() -> None:
 
 
 def test_replica_runs_again_on_another_event_loop() -> None:
-    here, there = (Member(table) for table in [MemoryTable()] * 2)
+    table = MemoryTable()
+    here, there = Member(table), Member(table)
 
     async def run(*tools: str) -> None:
         for member in (here, there):

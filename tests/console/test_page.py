@@ -383,7 +383,7 @@ async def test_the_page_says_that_it_is_disconnected_and_reconnects(browser: Bro
                 await expect(page.get_by_text("The console is read-only.")).to_be_visible()
 
 
-async def test_what_could_not_be_loaded_is_loaded_after_a_reconnection(browser: Browser, server: Served) -> None:
+async def test_failed_load_is_repeated_after_a_reconnection(browser: Browser, server: Served) -> None:
     async with open_page(browser, server.page("overview"), is_interrupted=True) as page:
         await expect(page.locator(".status")).to_have_text("Live")
         await page.route("**/api/catalog", lambda route: route.abort())

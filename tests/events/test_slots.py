@@ -14,7 +14,7 @@ pytestmark = pytest.mark.anyio
 URL = "https://receiver.example/events"
 
 
-async def test_receiver_that_recovers_and_fails_again_is_limited_all_the_time() -> None:
+async def test_limit_holds_when_a_receiver_recovers_and_fails_again() -> None:
     slots = RequestSlots()
     responds, fails = asyncio.Event(), asyncio.Event()
     active = peak = 0
@@ -30,7 +30,7 @@ async def test_receiver_that_recovers_and_fails_again_is_limited_all_the_time() 
 
     async with slots.take(URL):
         slots.report(URL, is_failing=True)
-    async with asyncio.TaskGroup() as group:
+    async with asyncio.TaskGroup() as group:  # it recovers: 32 requests at once
         for response in (responds, *[fails] * 20):
             group.create_task(request(response))
         await until(lambda: active)
@@ -43,7 +43,7 @@ async def test_receiver_that_recovers_and_fails_again_is_limited_all_the_time() 
     assert peak == 32
     fails.clear()
     peak = 0
-    async with asyncio.TaskGroup() as group:
+    async with asyncio.TaskGroup() as group:  # it fails again: one request at a time
         for _ in range(3):
             group.create_task(request(fails))
         await until(lambda: active)

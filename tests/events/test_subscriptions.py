@@ -244,7 +244,6 @@ async def test_unsubscribed_receiver_gets_nothing_more() -> None:
 
 
 async def test_subscription_that_was_unsubscribed_is_no_longer_in_the_store(tmp_path: Path) -> None:
-    """Otherwise `kill -9` would bring it back."""
     async with event_receiver() as receiver, serving_events(tmp_path / "state.db") as (_, client):
         await client.subscribe(receiver, TOOLS)
         assert len(peek(tmp_path / "state.db").durables) == 1

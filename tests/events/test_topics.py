@@ -132,7 +132,7 @@ async def test_subscription_ends_when_authorize_is_asked_again_and_refuses() -> 
         await until(lambda: not live.durables.all())
 
 
-async def test_rights_that_end_and_return_while_a_subscription_is_opened_do_not_silence_it() -> None:
+async def test_subscription_is_opened_again_after_its_rights_end_and_return() -> None:
     answers = iter([True, True, False])  # for the request, the check before opening, and the opening itself
 
     async with event_receiver() as receiver, serving_events(authorize=lambda *_: next(answers, True)) as (live, client):

@@ -131,8 +131,9 @@ class DefectiveServer:
             for _ in range(2 if self.has("told-once") else 1):
                 self.publish(TOOLS_CHANGED)
                 self.publish("notifications/resources/updated", RESOURCE)
-            for client in self.sessions.values() if self.has("not-requested/uri") else ():
-                client.put("notifications/resources/updated", uri={"not": "a text"})
+            if self.has("not-requested/uri"):
+                for client in self.sessions.values():
+                    client.put("notifications/resources/updated", uri={"not": "a text"})
         return {"content": [{"type": "text", "text": "done"}]}
 
     def publish(self, method: str, uri: str | None = None) -> None:
@@ -222,7 +223,7 @@ class DefectiveServer:
     async def serve_message(
         self, scope: Any, receive: Any, send: Any, message: dict[str, Any], client: Client | None
     ) -> None:
-        method, headers = message["method"], {}
+        method, params, headers = message["method"], message.get("params", {}), {}
         if "id" not in message:
             await self.respond(scope, receive, send, 202)
             return
@@ -231,19 +232,19 @@ class DefectiveServer:
             self.sessions[headers["mcp-session-id"]] = Client()
             info = {"name": "defective", "version": "1"}
             capabilities = self.capabilities(is_modern=False)
-            version = self.legacy_version or message.get("params", {})["protocolVersion"]
+            version = self.legacy_version or params["protocolVersion"]
             answer: dict[str, Any] = {
                 "result": {"protocolVersion": version, "capabilities": capabilities, "serverInfo": info}
             }
         elif client is not None and method == "resources/subscribe" and not self.has("subscribe-served"):
-            client.uris.append(message.get("params", {})["uri"])
+            client.uris.append(params["uri"])
             answer = {"result": {}}
         elif client is not None and method == "resources/unsubscribe":
             if not self.has("unsubscribe"):
-                client.uris.remove(message.get("params", {})["uri"])
+                client.uris.remove(params["uri"])
             answer = {"result": {}}
         else:
-            answer = self.answer(method, message.get("params", {}), is_modern=False)
+            answer = self.answer(method, params, is_modern=False)
         await self.respond(scope, receive, send, 200, {"jsonrpc": "2.0", "id": message["id"], **answer}, headers)
 
     async def respond(

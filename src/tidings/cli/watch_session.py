@@ -81,13 +81,13 @@ async def watch_target(options: WatchOptions) -> None:
 def _set_up_logging() -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(TextFormatter("%(message)s"))
-    handler.addFilter(_shorten_sdk_record)
+    handler.addFilter(_filter_sdk_record)
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
 
 
-def _shorten_sdk_record(record: logging.LogRecord) -> bool:
-    """Drop the records of the SDK's transports: the mirror reports the same in one line. Those of its sessions, whose
-    logger is `client`, lose the traceback that they have for an invalid notification."""
+def _filter_sdk_record(record: logging.LogRecord) -> bool:
+    """Drop the records of the SDK's transports: the mirror reports the same in one line. Remove the traceback from the
+    records of the SDK's sessions, whose logger is `client`."""
     if record.name == "client":
         record.exc_info = None
     return not record.name.startswith("mcp")
@@ -156,7 +156,8 @@ class _Session:
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._report_lists(self._mirror.changes()))  # since the greeting, which counts the items
+            # Called here, because a change before the start of the task must be reported too.
+            tasks.create_task(self._report_lists(self._mirror.changes()))
             tasks.create_task(self._report_contents())
             tasks.create_task(self._report_status())
             if self._hook is not None:

@@ -68,7 +68,7 @@ class Connection:
         self.has_stream = True
         """Whether a legacy server can send notifications: over HTTP, a GET stream must be open."""
         self.subscriptions: set[str] = set()
-        """The contents of which the server has promised to notify."""
+        """The URIs for which the server has agreed to send notifications."""
         self.lost = asyncio.Event()
         self.error: BaseException | None = None
         self._timing = timing
@@ -76,7 +76,7 @@ class Connection:
         self._open_streams = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._granted: set[Feature] = set()
-        """The lists of whose changes the server has promised to notify."""
+        """The lists for which the server has agreed to send notifications."""
         self._listening: asyncio.Task[None] | None = None
         """Reads the listen stream, in the modern era."""
 
@@ -127,7 +127,8 @@ class Connection:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    # The GET streams of a legacy session: one for notifications, and one for each response that is resumed
+    # The GET streams of a legacy session: one for notifications, and one for each response that is resumed. They cannot
+    # be told apart here.
 
     def stream_opened(self) -> None:
         self._open_streams += 1

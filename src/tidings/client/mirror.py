@@ -181,11 +181,11 @@ class Mirror(ChangingLists):
                 raise
             if connection is self._connection:
                 refresher.task = connection.start(refresher.run())
-        while uri not in self.contents:  # another call of `watch()` reads it, or it was deleted
+        while uri not in self.contents:  # another call of `watch()` reads it, or the server has deleted it
             if self._is_closed:
-                raise Disconnected(f"closed before the server had {uri}")
+                raise Disconnected(f"{self._name}: closed before the server had {uri}")
             if uri not in self._watched:
-                raise NotFound(f"{self._name}: {uri} is no longer watched")
+                raise NotFound(f"{self._name}: {uri} could not be read, or unwatch() was called")
             await self._changed.wait()
         return self.contents[uri]
 

@@ -10,7 +10,7 @@ import logging
 import random
 import ssl
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -139,8 +139,9 @@ class Nats:
             finally:
                 waiting.cancel()
             if watching.done():
-                await watching
-            if client.denied.done():  # without flow control, for example, the table would stay incomplete
+                watching.result()  # raises the reason: `watch` never returns
+            # A denied subject may leave the table incomplete without another error, for example that of flow control.
+            if client.denied.done():
                 raise Lost(f"the NATS server denies a subject: {client.denied.result()}")
             raise Lost(f"the connection to NATS was lost: {client.last_error or 'closed by the server'}")
         except Lost as error:
@@ -155,26 +156,25 @@ class Nats:
             else:
                 self._lose(watcher, reason)
                 text = self._reason
-            if watching is not None:
-                watching.cancel()
-                await asyncio.gather(watching, return_exceptions=True)
             table.close(text)
-            await calls.close(text)
-            if reason is None:
-                await table.leave()
-            await client.close_soon()
+            async with AsyncExitStack() as steps:  # all of them run, even if this task is cancelled meanwhile
+                steps.push_async_callback(client.close_soon)
+                if reason is None:
+                    steps.push_async_callback(table.leave)
+                steps.push_async_callback(calls.close, text)
+                if watching is not None:
+                    watching.cancel()
+                    await asyncio.gather(watching, return_exceptions=True)
 
     def _set_loaded(self, table: Table) -> None:
         self._table = table
         self._is_lost = False
-        logger.info("connected to NATS")
 
     def _lose(self, watcher: Watcher, reason: str) -> None:
         """Report the loss of the connection once, until the table is loaded again."""
         self._reason = f"NATS cannot be reached: {reason}"
         if not self._is_lost:
             self._is_lost = True
-            logger.warning("continuing without NATS, with the last known items: %s", reason)
             watcher.lose(reason)
 
     def _count_undecodable(self) -> None:

@@ -298,7 +298,7 @@ class Replica:
     # The watcher of the backend
 
     def load(self, epoch: str, entries: Sequence[Entry], order: int) -> None:
-        self.lost_reason = None
+        self._set_reachable()
         is_new_table = epoch != self._hub.catalog.epoch
         self._hub.catalog.epoch = epoch
         with self._lock:
@@ -317,7 +317,7 @@ class Replica:
 
     def apply(self, entries: Sequence[Entry]) -> None:
         if self.lost_reason is not None:
-            self.lost_reason = None
+            self._set_reachable()
             self._durables.resume()
             self._has_work.set()
         has_left = False
@@ -335,12 +335,18 @@ class Replica:
         self._after_apply(entries)
 
     def lose(self, reason: str) -> None:
+        logger.warning("%s: continuing without the cluster: %s", self._server.name, reason)
         self.lost_reason = reason
         self._durables.lose()
         with self._own.lock, self._lock:
             coming = [self._own_write(key) for key in self._stored if key not in self._writes and self._is_coming(key)]
             pending = [*self._writes.values(), *coming]
         self._apply_locally(pending)
+
+    def _set_reachable(self) -> None:
+        if self.lost_reason is not None:
+            logger.info("%s: connected to the cluster", self._server.name)
+        self.lost_reason = None
 
     def _after_apply(self, entries: Sequence[Entry]) -> None:
         # A client may have fetched any version from another replica.

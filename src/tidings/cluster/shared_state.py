@@ -23,7 +23,7 @@ import msgspec
 from tidings.cluster.backend import Entry, Write
 from tidings.core.catalog import Catalog
 from tidings.core.model import Feature, Item
-from tidings.core.model import item_key as definition_key
+from tidings.core.model import item_key as key_of_definition
 
 __all__ = [
     "ItemKey",
@@ -118,17 +118,18 @@ class SharedState:
         self.order = 0
         """The order of the last applied entry."""
         self.undecodable = 0
-        """Entries that could not be decoded, and were ignored."""
+        """Entries that could not be decoded. Each counts as a deletion."""
 
     def is_written(self, write: Write) -> bool:
-        """Return whether the table has this value already, as far as it was seen, and the catalog does not have another
-        one that was applied locally. Traces are not compared."""
+        """Return whether a write is needless: the table has this value already, as far as it was seen, and so does the
+        catalog. They differ after a change that was only applied locally. Traces are not compared."""
         value = _compared_part(write.key, write.value)
         if value != self._written.get(write.key):
             return False
         kind, _, name = write.key.partition("/")
         if kind == "content":
-            return self._catalog.resources.content(name).digest.encode() in (b"", value)
+            known = self._catalog.resources.content(name).digest
+            return not known or known.encode() == value
         if kind == "item":
             with suppress(ValueError):  # not a key that a replica writes
                 definition = self._definitions[self._replica].get(_split(name)[1])
@@ -158,7 +159,8 @@ class SharedState:
         return [item_write(replica, feature, key, None) for feature, key in self._definitions.get(replica, ())]
 
     def version_writes(self) -> list[Write]:
-        """Return the writes of all versions that do not result from the items."""
+        """Return the writes of the digests that do not follow from the items: those of contents, and of changes that
+        could not be read."""
         contents = self._catalog.resources.contents()
         lists = {feature: self._catalog.items(feature).unknown_digest for feature in Feature}
         return [
@@ -252,7 +254,8 @@ class SharedState:
     def _store(self, kind: str, name: str, entry: Entry) -> set[ItemKey]:
         """Store an entry. Return the items that it may change.
 
-        A value that cannot be decoded counts as removed: a replica that loads the table has no earlier one."""
+        A value that cannot be decoded counts as a deletion: a replica that loads the table has no earlier value to
+        keep, and all replicas must get the same result."""
         if kind == "replica":
             was_alive, info = name in self.replicas, self._decode(entry.value, ReplicaInfo)
             if info is None:
@@ -269,7 +272,7 @@ class SharedState:
             return set()
         definitions = self._definitions.setdefault(replica, {})
         value = self._decode(entry.value, _ItemValue)
-        if value is not None and not _is_definition(value.item, item_key):
+        if value is not None and not _has_key(value.item, item_key):
             self.undecodable += 1
             value = None
         if value is None:
@@ -278,10 +281,10 @@ class SharedState:
             definitions[item_key] = _Definition(entry.order, bytes(value.item), value.trace)
         return {item_key}
 
-    def _decode(self, value: bytes | None, type: type[_T]) -> _T | None:
-        """Return None for a deletion, and for a value that cannot be decoded, which is counted."""
+    def _decode(self, value: bytes | None, target: type[_T]) -> _T | None:
+        """Decode a value. Return None for a deletion, and for a value that cannot be decoded, which is counted."""
         try:
-            return None if value is None else msgspec.json.decode(value, type=type)
+            return None if value is None else msgspec.json.decode(value, type=target)
         except msgspec.DecodeError:
             self.undecodable += 1
             return None
@@ -326,10 +329,10 @@ class SharedState:
             self.undecodable += 1
 
 
-def _is_definition(text: msgspec.Raw, item_key: ItemKey) -> bool:
+def _has_key(text: msgspec.Raw, item_key: ItemKey) -> bool:
     feature, key = item_key
     try:
-        return definition_key(feature, msgspec.json.decode(text, type=dict[str, Any])) == key
+        return key_of_definition(feature, msgspec.json.decode(text, type=dict[str, Any])) == key
     except (msgspec.DecodeError, ValueError):
         return False
 

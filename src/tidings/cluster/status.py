@@ -48,8 +48,8 @@ class _Reader:
         self.items: dict[str, str] = {}
         """The replica of each item."""
         self.changed = asyncio.Event()
-        self.reason = "there is no answer"
-        """Why the table is not read."""
+        self.reason = "NATS did not answer; is it running?"
+        """Why the table could not be read yet."""
 
     def load(self, epoch: str, entries: Sequence[Entry], order: int) -> None:
         self.replicas.clear()
@@ -98,7 +98,7 @@ async def read_status(backend: Backend, name: str, max_wait: float) -> ClusterSt
     """Return the state of the cluster of one server.
 
     Replicas report about once per second. If their reports differ, wait for `max_wait` seconds until they agree. Raise
-    `Unavailable` if the table is not read by then."""
+    `Unavailable` if the table was not read by then."""
 
     async def refuse(request: bytes, on_progress: OnProgress) -> bytes:
         raise NotDelivered("this is not a replica")

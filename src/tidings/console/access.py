@@ -51,7 +51,7 @@ _MAX_BODY = 8192
 """Bytes of the body of a login request."""
 
 
-# The form has no `action`: so the browser sends it to the address of the page, and keeps what follows the #.
+# Without `action`, the browser posts to the address of the page, and keeps what follows the #.
 _LOGIN_FORM: Final = """<!doctype html>
 <html lang="en">
   <head>

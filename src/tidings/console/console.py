@@ -55,10 +55,10 @@ class Console:
     def _stream(self, views: Views, is_logged_in: IsLoggedIn) -> EventStream:
         server = self._server
 
-        def is_over() -> bool:
+        def must_end() -> bool:
             return server.subscriptions.is_stopping or not is_logged_in()
 
-        return EventStream(server.hub, self._record, self._samples, views, is_over)
+        return EventStream(server.hub, self._record, self._samples, views, must_end)
 
     def _start(self) -> None:
         self._server.bridge.start_task(self._run())

@@ -232,16 +232,17 @@ class Items:
 
     def put(self, text: bytes) -> Sequence[Change]:
         """Add an item that is already JSON, or replace the item with the same key."""
-        item = self._read(text)
+        item = self._decode_limited(text)
         with self._catalog.batch() as changes:
             self._put(item.key, item)
         return changes
 
     def put_shared(self, text: bytes) -> Sequence[Change]:
-        """Add or replace an item that comes from the table of a cluster, whatever its size: the policy of its own
-        replica counts. The version of its content does not change: the table has an entry for it."""
+        """Add or replace an item that comes from the table of a cluster. Its size is not checked here: the replica that
+        serves the item does that."""
         item = self._decode(text)
         with self._catalog.batch() as changes:
+            # Not `self._put`: that of `Resources` may change the version of the content, which is in the table too.
             Items._put(self, item.key, item)
         return changes
 
@@ -372,9 +373,9 @@ class Items:
             text = msgspec.json.encode(definition if isinstance(definition, dict) else dict(definition))
         except Exception as error:  # any value is possible here; the message names the item
             raise InvalidItem(f"{feature.value}: {key!r} can't be written as JSON: {error}") from None
-        return self._read(text)
+        return self._decode_limited(text)
 
-    def _read(self, text: bytes) -> Item:
+    def _decode_limited(self, text: bytes) -> Item:
         item = self._decode(text)
         limit = self._catalog.policy.max_item_bytes
         if len(text) > limit:
@@ -467,7 +468,7 @@ class Resources(Items):
         """Set the digest of a content, as another replica knows it. With `is_silent`, publish nothing."""
         if is_silent:
             with self._catalog.lock:
-                self._contents.pop(uri, None)
+                self._contents.pop(uri, None)  # move it to the end: the first is forgotten first
                 self._contents[uri] = Version(self._catalog.revision, digest)
                 self._forget_oldest()
             return ()

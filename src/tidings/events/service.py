@@ -5,8 +5,9 @@ from __future__ import annotations
 import inspect
 import logging
 import secrets
+import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -117,7 +118,7 @@ class EventService:
                 f"the event {name!r} has {len(event.body)} bytes, and {draft.MAX_BODY} are allowed; send a summary, "
                 "and let the receiver read the rest with a tool or a resource"
             )
-        with self._hub.catalog.lock:  # the events of a subscription that ends meanwhile are removed after this
+        with self._hub.catalog.lock:  # a subscription that ends between these lines would keep its event
             self._hub.counts.events["emitted"] += 1
             watching = self._watchers.find(name, values)
             self.occurrences.add(Occurrence(event_id, name, now, event.body), watching)
@@ -172,7 +173,8 @@ def _json_errors(what: str) -> Iterator[None]:
 class _Watchers:
     """Finds the subscriptions of an emitted event by the values of their arguments. Any thread may use it."""
 
-    def __init__(self, lock: AbstractContextManager[Any]) -> None:
+    def __init__(self, lock: threading.RLock) -> None:
+        """`lock` is that of the catalog. A caller may hold it."""
         self._lock = lock
         self._ids: dict[str, dict[tuple[str, ...], dict[str, set[str]]]] = {}
         """The ids of subscriptions, by event name, the names of the arguments, and their values."""

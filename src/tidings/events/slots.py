@@ -26,8 +26,8 @@ class _Origin:
         self.is_failing = False
         self.waiting: deque[asyncio.Future[None]] = deque()
 
-    def start_waiting(self) -> None:
-        """Give the free slots to the requests that wait the longest."""
+    def grant_slots(self) -> None:
+        """Give the free slots to the requests that wait the longest. `active` counts each from here on."""
         limit = 1 if self.is_failing else _MAX_PER_ORIGIN
         while self.waiting and self.active < limit:
             turn = self.waiting.popleft()
@@ -50,7 +50,7 @@ class RequestSlots:
         origin = self._origins.setdefault(key, _Origin())
         turn = asyncio.get_running_loop().create_future()
         origin.waiting.append(turn)
-        origin.start_waiting()
+        origin.grant_slots()
         try:
             await turn
             async with self._all:
@@ -58,7 +58,7 @@ class RequestSlots:
         finally:
             if not turn.cancelled():  # otherwise it never had a slot
                 origin.active -= 1
-                origin.start_waiting()
+                origin.grant_slots()
                 if not origin.active and self._is_forgettable(origin):
                     del self._origins[key]
 

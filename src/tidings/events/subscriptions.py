@@ -126,8 +126,10 @@ class EventSubscriptions:
         url, secret = params.delivery.url, params.delivery.secret
         if params.delivery.mode != "webhook":
             raise draft.unsupported("deliveryMode", params.delivery.mode)
-        if secret is None or secret.split() != [secret]:
-            raise TidingsError("delivery.secret must be one whsec_… secret, which the client creates")
+        if secret is None:
+            raise TidingsError("delivery.secret is missing: create a random whsec_… secret, and send it")
+        if secret.split() != [secret]:
+            raise TidingsError("delivery.secret must be one whsec_… secret, without spaces")
         check_secret(secret)
         self._deliveries.check_url(url)
         expires_in = self._grant_ttl(params.ttl_ms)

@@ -410,7 +410,7 @@ async def connect(
         yield opened.result()
     finally:
         ended.set()
-        if not opened.done():  # the caller was cancelled, for example by a timeout
+        if not opened.done():  # not connected: the caller was cancelled, for example by a timeout
             keeping.cancel()
         await asyncio.wait([keeping])
 

@@ -26,7 +26,11 @@ def create_webhook(
     check_url(url, allow_loopback=allow_loopback)
     if secret is None:
         secret = previous.secret if previous is not None else new_secret()
-    return Webhook(url=url, secret=check_secret(secret), scopes=scopes)
+    try:
+        secret = check_secret(secret)
+    except TidingsError as error:
+        raise TidingsError(f"{error}; omit it to get a new one") from None
+    return Webhook(url=url, secret=secret, scopes=scopes)
 
 
 def put_server_webhook(

@@ -82,12 +82,12 @@ class HttpSession(Session):
             self.inbox.receive(message)
 
     async def _post(self, message: dict[str, Any], params: Mapping[str, Any]) -> tuple[httpx2.Response, list[Any]]:
-        """Send a message; return the response, and the messages in its body. If that is a stream, the server need not
-        end it after the answer."""
+        """Send a message. Return the response, and the messages in its body. After the answer, wait `_END_TIMEOUT` for
+        the end of a stream; the server need not end it."""
         method = message["method"]
         self.transcript.record(self.channel, "sent", message)
         messages: list[Any] = []
-        answered: httpx2.Response | None = None
+        answering: httpx2.Response | None = None
         request = self._http.stream("POST", self.url, json=message, headers=self._headers(method, params))
         try:
             async with asyncio.timeout(self.timeout) as deadline, request as response:
@@ -96,8 +96,8 @@ class HttpSession(Session):
                     return response, _parse(response)
                 async for each in _read_events(response):
                     messages.append(each)
-                    if answered is None and "id" in message and _is_answer(each, message["id"]):
-                        answered = response
+                    if answering is None and "id" in message and _is_answer(each, message["id"]):
+                        answering = response
                         deadline.reschedule(asyncio.get_running_loop().time() + _END_TIMEOUT)
                 return response, messages
         except TimeoutError:
@@ -108,9 +108,9 @@ class HttpSession(Session):
             problem = f"{method} can't be sent, because a text of the server is not valid Unicode"
         except httpx2.InvalidURL as error:
             raise TidingsError(f"{self.url} is not a URL: {error}") from None
-        if answered is None:
+        if answering is None:
             raise Unanswered(problem)
-        return answered, messages
+        return answering, messages
 
     def _start(self, stream: Stream, method: str, message: Any, headers: Mapping[str, str]) -> None:
         self._readers[stream] = asyncio.create_task(self._read(stream, method, message, headers))

@@ -15,7 +15,7 @@ export function SchemaForm({ schema, verb, isBusy, onSubmit }) {
     try {
       return fieldsOf(root, root);
     } catch {
-      return null; // the schema is not valid, or too large
+      return null; // the schema is not valid, or has too many fields
     }
   }, [root]);
   const [isJsonChosen, setJson] = useState(false);
@@ -54,6 +54,7 @@ export function SchemaForm({ schema, verb, isBusy, onSubmit }) {
       : fields.length
         ? fields.map((field) => html`<${Field} field=${field} texts=${texts} onInput=${(id, text) => setTexts((old) => ({ ...old, [id]: text }))} />`)
         : html`<p class="muted">It takes no arguments.</p>`}
+    ${fields === null && html`<p class="note">This schema can't be shown as a form. Write the arguments as JSON.</p>`}
     ${error && html`<p class="error" role="alert">${error}</p>`}
     <p class="actions">
       <button class="primary" disabled=${isBusy}>${isBusy ? "Waiting…" : verb}</button>
@@ -63,17 +64,18 @@ export function SchemaForm({ schema, verb, isBusy, onSubmit }) {
 }
 
 /** Return the fields of an object: `{id, name, kind, isRequired, schema, values, fields}`. */
-function fieldsOf(schema, root, path = [], room = { left: MOST_FIELDS }) {
+function fieldsOf(schema, root, path = [], budget = { fields: MOST_FIELDS }) {
   const required = new Set(schema.required ?? []);
   return Object.entries(schema.properties ?? {}).map(([name, given]) => {
     const property = resolve(given, root);
-    if (room.left-- === 0) throw new Error("The schema has too many fields.");
+    budget.fields -= 1; // all levels share it
+    if (budget.fields < 0) throw new RangeError("The schema has too many fields.");
     const values = property.enum ?? (property.const === undefined ? null : [property.const]);
-    if (values !== null && !Array.isArray(values)) throw new Error("The choices must be an array.");
+    if (values !== null && !Array.isArray(values)) throw new TypeError("The choices must be an array.");
     const place = [...path, name];
     const field = { id: JSON.stringify(place), name, schema: property, isRequired: required.has(name), values, kind: kindOf(property, values) };
     if (field.kind === "object") {
-      field.fields = path.length < DEEPEST ? fieldsOf(property, root, place, room) : [];
+      field.fields = path.length < DEEPEST ? fieldsOf(property, root, place, budget) : [];
       if (!field.fields.length) field.kind = "json";
     }
     return field;

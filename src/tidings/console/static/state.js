@@ -70,7 +70,7 @@ export function useData(path, ...versions) {
     return loader.current.stop;
   }, [path]);
   useEffect(() => {
-    if (path !== null && loads > 0) loader.current.load();
+    if (path !== null && loads > 0) loader.current.request();
   }, [path, loads, ...versions]);
   return answer.path === path ? answer : { data: null, error: null };
 }
@@ -79,13 +79,16 @@ export function useData(path, ...versions) {
 function createLoader(path, setAnswer) {
   const controller = new AbortController();
   let timer = null;
-  let isBusy = false;
+  let isWaiting = false; // for a response, or until the pause after it is over
   let isDue = false;
 
-  async function load() {
-    isDue = isBusy;
-    if (isBusy) return;
-    isBusy = true;
+  async function request() {
+    if (isWaiting) {
+      isDue = true;
+      return;
+    }
+    isWaiting = true;
+    isDue = false;
     const start = Date.now();
     try {
       setAnswer({ path, data: await get(path, controller.signal), error: null });
@@ -95,8 +98,8 @@ function createLoader(path, setAnswer) {
     }
     timer = setTimeout(
       () => {
-        isBusy = false;
-        if (isDue) load();
+        isWaiting = false;
+        if (isDue) request();
       },
       Math.max(RELOAD_PAUSE, 10 * (Date.now() - start)),
     );
@@ -106,7 +109,7 @@ function createLoader(path, setAnswer) {
     clearTimeout(timer);
     controller.abort();
   }
-  return { load, stop };
+  return { request, stop };
 }
 
 // The events that arrived while the snapshot was being loaded. They are applied after it, because they are newer.
@@ -198,8 +201,9 @@ const APPLY = {
     notify("changes");
   },
   clients({ upserted, removed }) {
-    const isWatchNew = removed.length > 0 || upserted.some((client) => client.topics !== state.clients.get(client.id)?.topics);
-    if (isWatchNew) state.watches += 1;
+    // `topics` is a number: one topic instead of another is not noticed.
+    const haveWatchesChanged = removed.length > 0 || upserted.some((client) => client.topics !== state.clients.get(client.id)?.topics);
+    if (haveWatchesChanged) state.watches += 1;
     for (const client of upserted) state.clients.set(client.id, client);
     for (const id of removed) state.clients.delete(id);
     state.clients = new Map(state.clients); // a new object, so that useMemo sorts again

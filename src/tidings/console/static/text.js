@@ -5,10 +5,10 @@
 
 import { html, useState } from "./htm-preact.js";
 
-// Control characters (terminal escapes among them), lone surrogates, line and paragraph separators, and all characters
-// that fonts do not show, such as marks of direction and tags. Not those that scripts and emoji need: joiners, and
-// selectors of a variant.
-const HIDDEN = /(?![\t\n\u200c\u200d\ufe00-\ufe0f])[\p{Cc}\p{Cs}\p{Zl}\p{Zp}\p{Default_Ignorable_Code_Point}\ufff9-\ufffb]/gu;
+// Characters that are not visible: control characters, lone surrogates, separators of lines and paragraphs, marks of
+// annotations (fff9 to fffb), and those that Unicode calls default-ignorable, such as direction marks and tags. Not
+// joiners and variation selectors, which scripts and emoji need.
+const HIDDEN = /(?![\t\n\u180b-\u180d\u180f\u200c\u200d\ufe00-\ufe0f\u{e0100}-\u{e01ef}])[\p{Cc}\p{Cs}\p{Zl}\p{Zp}\p{Default_Ignorable_Code_Point}\ufff9-\ufffb]/gu;
 const SHORT = 200; // characters of a name in a table: more than any column shows
 const LONG = 2000; // characters of a value before "Show all"
 
