@@ -133,7 +133,7 @@ async def test_a_changed_file_appears_with_its_fields_and_what_became_of_it_for_
         )
 
         await reader.list_tools(cache_mode="bypass")
-        await expect(row(page, "Deliveries", "reader")).to_contain_text(re.compile(r"told.*s.*after .* m?s"))
+        await expect(row(page, "Deliveries", "reader")).to_contain_text(re.compile(r"told.*s.*after .* [µm]?s"))
         await expect(row(page, "Deliveries", "sleeper")).to_contain_text(re.compile(r"told.*not yet"))
         await detail.get_by_role("button", name="suppressed").click()
         await expect(row(page, "Deliveries", "suppressed")).to_contain_text("muted")
@@ -301,7 +301,7 @@ async def test_the_overview_shows_streams_rates_and_a_problem_by_file_and_line(
         await expect(page.locator(".tile", has_text="Deliveries per second")).to_contain_text(
             re.compile(r"[1-9].* since")
         )
-        await expect(page.locator(".tile", has_text="Latency, median")).to_contain_text(re.compile(r"\d m?s"))
+        await expect(page.locator(".tile", has_text="Latency, median")).to_contain_text(re.compile(r"\d [µm]?s"))
         await expect(page.get_by_role("img", name="Deliveries per second: now")).to_be_visible()
         await page.locator(".tile", has_text="Clients").get_by_role("link").click()
         await expect(row(page, "Clients", "counted")).to_be_visible()
