@@ -11,7 +11,9 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 ROUNDS = 7
 MODULE = re.compile(r"^import time:\s+(\d+) \|\s+\d+ \|\s+(\S+)$", re.MULTILINE)
@@ -34,12 +36,13 @@ PARTS = {
 }
 
 
-def import_times(folder: str) -> dict[str, int]:
-    """Return the microseconds of each imported module, for one start."""
+def import_times(requests: Sequence[Mapping[str, Any]], *command: str) -> dict[str, int]:
+    """Start a stdio server with this Python. Return the microseconds of each module that it has imported when it has
+    answered the requests."""
     with (
         tempfile.TemporaryFile("w+") as log,
         subprocess.Popen(
-            [sys.executable, "-X", "importtime", "-m", "tidings", "serve", folder, "--stdio"],
+            [sys.executable, "-X", "importtime", *command],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
@@ -47,14 +50,16 @@ def import_times(folder: str) -> dict[str, int]:
     ):
         assert process.stdin is not None
         assert process.stdout is not None
-        process.stdin.write(json.dumps(INITIALIZE).encode() + b"\n")
-        process.stdin.flush()
-        response = process.stdout.readline()
+        responses = []
+        for request in requests:
+            process.stdin.write(json.dumps(request).encode() + b"\n")
+            process.stdin.flush()
+            responses.append(process.stdout.readline())
         process.kill()
         log.seek(0)
         text = log.read()
-    if b'"result"' not in response:
-        sys.exit(f"the server did not start:\n{text}")
+    if not all(b'"result"' in response for response in responses):
+        sys.exit(f"a request failed: {responses[-1].decode()}\n{text}")
     return {name: int(taken) for taken, name in MODULE.findall(text)}
 
 
@@ -68,7 +73,7 @@ def part_of(module: str) -> str:
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "tools").mkdir()
-        rounds = [import_times(folder) for _ in range(ROUNDS)]
+        rounds = [import_times([INITIALIZE], "-m", "tidings", "serve", folder, "--stdio") for _ in range(ROUNDS)]
     least = {name: min(each.get(name, taken) for each in rounds) for name, taken in rounds[0].items()}
     totals = dict.fromkeys(PARTS, 0)
     for name, taken in least.items():

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bench.imports import import_times
 from tests.support.command import DEADLINE, GRACE, HELLO, INITIALIZE, TIDINGS, replace_file, start_command, tidings
 from tests.support.forking import forked_command
 from tests.support.messages import modern_message
@@ -38,25 +37,7 @@ def test_first_answer_imports_only_the_sdk_and_tidings(tmp_path: Path, requests:
     script.chmod(0o755)
 
     def imported(*command: str) -> set[str]:
-        with (
-            (tmp_path / "imports").open("w+") as log,
-            subprocess.Popen(
-                [sys.executable, "-X", "importtime", *command],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-            ) as process,
-        ):
-            assert process.stdin is not None
-            assert process.stdout is not None
-            for request in requests:
-                process.stdin.write(json.dumps(request).encode() + b"\n")
-                process.stdin.flush()
-                assert json.loads(process.stdout.readline())["id"] == request["id"]
-            process.kill()
-            log.seek(0)
-            names = re.findall(r"^import time:.*\|\s+(\S+)$", log.read(), re.MULTILINE)
-        return {name.split(".")[0] for name in names}
+        return {name.split(".")[0] for name in import_times(requests, *command)}
 
     ours = imported("-m", "tidings", "serve", str(tmp_path), "--stdio")
     allowed = {"tidings", "msgspec", "sqlite3", "_sqlite3", "gc", "runpy"}

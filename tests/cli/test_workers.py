@@ -47,13 +47,14 @@ def pids() -> list[int]:
 """
 
 WAIT = """
-import os, pathlib, time
-starts = pathlib.Path({folder!r})
+import os, pathlib
+starts, pipes = pathlib.Path({starts!r}), pathlib.Path({pipes!r})
 number = len(list(starts.iterdir())) + 1
+os.mkfifo(pipes / str(number))
 (starts / "new").write_text(str(os.getpid()))
 (starts / "new").rename(starts / str(number))
-while number > 1 and not (starts / f"{{number}} may continue").exists():
-    time.sleep(0.01)
+if number > 1:
+    (pipes / str(number)).read_bytes()  # waits until the test writes to the pipe
 """
 
 
@@ -307,20 +308,21 @@ def nats_folders(pid: int) -> tuple[Path, Path]:
 
 
 async def test_first_worker_may_end_before_the_others_have_started(board: Path, tmp_path: Path) -> None:
-    starts = tmp_path / "starts"
+    starts, pipes = tmp_path / "starts", tmp_path / "pipes"
     starts.mkdir()
-    (board / "tools" / "wait.py").write_text(WAIT.format(folder=str(starts)))
+    pipes.mkdir()
+    (board / "tools" / "wait.py").write_text(WAIT.format(starts=str(starts), pipes=str(pipes)))
     async with asyncio.timeout(DEADLINE), start_command("serve", board, "--port", 0, "--workers", 2) as process:
         await until((starts / "2").exists)
         os.kill(int((starts / "1").read_text()), signal.SIGKILL)
         await until((starts / "3").exists)
-        (starts / "2 may continue").touch()
+        await asyncio.to_thread((pipes / "2").write_bytes, b"")
         log = ""
         while "Serving" not in log:
             line = await process.stderr.readline()
             assert line, log
             log += line.decode()
-        (starts / "3 may continue").touch()
+        await asyncio.to_thread((pipes / "3").write_bytes, b"")
         process.terminate()
         assert await process.wait() == 0
 

@@ -827,17 +827,37 @@ async def test_a_watched_content_is_polled_if_a_legacy_server_has_no_stream() ->
             await until(lambda: text_of(mirror, "count://a") == "new")
 
 
-async def test_200_updates_of_a_watched_content_cost_few_reads() -> None:
-    server, texts, read = counting_server()
+async def test_200_updates_during_a_read_of_a_watched_content_cost_one_more_read() -> None:
+    server: MCPServer[Any] = MCPServer("gated", log_level="CRITICAL")
     live = Live(server)
+    gate = asyncio.Event()
+    gate.set()
+    text = ""
+    reads = told = 0
+
+    @server.resource("count://a")
+    async def content() -> str:
+        nonlocal reads
+        reads += 1
+        present = text
+        await gate.wait()
+        return present
+
+    def count(notification: Any) -> None:
+        nonlocal told
+        told += 1
+
     async with asyncio.timeout(DEADLINE), Mirror(server) as mirror:
+        mirror.set_notification_handler("notifications/resources/updated", count)
         await mirror.watch("count://a")
+        gate.clear()
         for number in range(200):
-            texts["a"] = str(number)
+            text = str(number)
             live.resources.updated("count://a")
-            await asyncio.sleep(0)
-        await until(lambda: text_of(mirror, "count://a") == "199")
-        assert len(read) <= 4
+            await until(lambda number=number: told == number + 1 and reads == 2)  # type: ignore[misc]
+        gate.set()
+        await until(lambda: text_of(mirror, "count://a") == "199" and mirror.status.state == "fresh")
+        assert reads == 3
 
 
 async def test_a_content_that_is_deleted_and_comes_back_is_watched_again() -> None:

@@ -106,7 +106,6 @@ async def test_a_replica_that_joins_during_writes_misses_none(join: Join) -> Non
             while not is_done:
                 step += 1
                 await a.write(*((f"k/{(step * 7 + n) % 300}", b"%d" % step) for n in range(10)), (f"new/{step}", b""))
-                await asyncio.sleep(0)
 
         writing = asyncio.create_task(keep_writing())
         for attempt in range(5):

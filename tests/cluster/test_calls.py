@@ -37,7 +37,7 @@ from tests.support.waiting import DEADLINE, until
 from tidings.cluster.backend import Backend, CallHandler, NotDelivered, OnProgress
 from tidings.cluster.calls import IDLE_TIMEOUT, forward, handle, is_forwarded
 from tidings.cluster.embedded import EmbeddedNats
-from tidings.cluster.memory import MemoryTable
+from tidings.cluster.memory import MemoryBackend, MemoryTable
 from tidings.cluster.nats import Nats
 from tidings.core.counts import Counts
 from tidings.core.tracer import Tracer
@@ -486,16 +486,33 @@ async def test_a_call_to_an_owner_that_hangs_ends_after_the_timeout() -> None:
 async def test_progress_extends_the_timeout_also_without_a_token() -> None:
     owner = MCPServer[Any](NAME, log_level="CRITICAL")
     idle_timeout = 1.0
+    sent = received = 0
+
+    class CountingBackend(MemoryBackend):
+        async def call(self, replica: str, request: bytes, on_progress: OnProgress, timeout: float) -> bytes:  # noqa: ASYNC109 – as in the protocol
+            def count(message: bytes) -> None:
+                nonlocal received
+                on_progress(message)
+                received += 1
+
+            return await super().call(replica, request, count, timeout)
+
+    def has_arrived() -> bool:
+        return received == sent
 
     @owner.tool()
     async def work(ctx: Context[Any, Any]) -> str:
+        nonlocal sent
         end = time.monotonic() + 1.2 * idle_timeout
         while time.monotonic() < end:
             await ctx.report_progress(1)
-            await anyio.sleep(idle_timeout / 20)
+            sent += 1
+            await until(has_arrived)
         return "done"
 
-    async with replicas(owner, idle_timeout=idle_timeout) as (front, _, _), Client(front) as client:
+    table = MemoryTable()
+    running = replicas(owner, idle_timeout=idle_timeout, make_backend=lambda: CountingBackend(table))
+    async with running as (front, _, _), Client(front) as client:
         assert (await client.call_tool("work", {})).structured_content == {"result": "done"}
 
 

@@ -505,6 +505,10 @@ async def test_after_random_faults_each_webhook_is_delivered_once_by_one_replica
             backend = table.backend()
             backends[await stack.enter_async_context(replica(backend))] = backend
 
+        def are_equal() -> bool:
+            connected = [live.replica for live in backends if live.replica and live.replica.lost_reason is None]
+            return len({each.state.order for each in connected}) <= 1
+
         for _ in range(3):
             await join()
         for step in range(80):
@@ -527,7 +531,8 @@ async def test_after_random_faults_each_webhook_is_delivered_once_by_one_replica
                 await join()
             else:
                 live.resources.updated(f"board://{random.randrange(3)}")
-            await asyncio.sleep(random.choice([0, 0.01, 0.1]))
+            if random.random() < 0.7:
+                await until(are_equal)
         lives = list(backends)
         for backend in backends.values():
             backend.reconnect()
@@ -546,10 +551,13 @@ async def test_after_random_faults_each_webhook_is_delivered_once_by_one_replica
         await until(is_settled)
         lives[1].resources.updated("board://last")
         expected = len(lives[0].durables)
-        told = 0
-        while told < expected:
-            told += b"board://last" in (await receiver.next()).body
-        assert receiver.came.empty()
+        told: list[str] = []
+        # A request that was sent before the faults were over may arrive after the last change.
+        while len(told) < expected or not receiver.came.empty():
+            delivery = await receiver.next()
+            if b"board://last" in delivery.body:
+                told.append(delivery.path)
+        assert len(told) == len(set(told)) == expected
 
 
 # A real NATS server

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Mapping
+from types import SimpleNamespace
 
 import httpx2
 import pytest
@@ -73,6 +75,18 @@ async def test_login_sets_a_cookie_that_is_not_the_token_and_logout_removes_it()
 
         assert (await served.http.post("/console/logout", headers=MARKER)).status_code == 200
         assert (await served.http.get("/console/api/overview")).status_code == 401
+
+
+async def test_events_end_when_the_login_expires(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving_console("read", token=TOKEN) as served:
+        await log_in(served)
+        async with served.events() as events:
+            await events.until("overview")
+            later = time.time() + 13 * 3600
+            monkeypatch.setattr("tidings.console.access.time", SimpleNamespace(time=lambda: later))
+            with pytest.raises(EOFError):
+                await events.until("never")
+        assert (await served.http.get("/console/api/events")).status_code == 401
 
 
 @pytest.mark.parametrize("change", [lambda text: text[:-1], lambda text: re.sub(r"^\d+", "9999999999", text), len])

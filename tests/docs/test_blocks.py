@@ -28,7 +28,7 @@ def run(folder: Path, text: str) -> None:
         "<!-- terminal: one -->\n```console\n$ echo a; echo b; sleep 100\na\n```\n"
         "<!-- terminal: one -->\n```console\nb\n```\n",
         "<!-- setup python\nx = 1\n-->\n```python\nassert x == 1\n```\n",
-        "```python\nimport asyncio\nawait asyncio.sleep(0)\n```\n",
+        "```python\nimport asyncio\nawait asyncio.to_thread(print)\n```\n",
         "<!-- not run: it fails -->\n```sh\nfalse\n```\n",
     ],
 )
@@ -62,14 +62,17 @@ cleanup.callback(Path("closed").touch)
 ```python
 import asyncio
 
+started = asyncio.Event()
+
 async def wait():
+    started.set()
     try:
         await asyncio.Event().wait()
     finally:
         assert not Path("closed").exists()
 
 waiting = asyncio.create_task(wait())
-await asyncio.sleep(0)
+await started.wait()
 assert False, "broken"
 ```
 """

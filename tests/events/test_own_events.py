@@ -99,6 +99,10 @@ async def test_invalid_events_are_refused() -> None:
         for matching, reason in mistakes:
             with pytest.raises(TidingsError, match=reason):
                 live.emit(NAME, comment(), matching)
+        ids: list[Any] = ["", "two.parts", "ä", "line\n", "x" * 257, 5]
+        for event_id in ids:
+            with pytest.raises(TidingsError, match="is not the id of an event"):
+                live.emit(NAME, comment(), event_id=event_id)
         with pytest.raises(TidingsError, match="there is an event type"):
             live.event(NAME)
         with pytest.raises(TidingsError, match="is not the name of an event"):
@@ -295,6 +299,7 @@ async def test_history_has_the_newest_events_also_after_a_restart(
 SERVING = f"""
 import asyncio, sys
 from mcp.server.mcpserver import MCPServer
+from tests.support.waiting import until
 from tidings import Live, Policy
 
 async def main():
@@ -303,8 +308,7 @@ async def main():
     await live.list_reader.ensure_loaded()
     while True:
         print(live.emit("{NAME}", {{"document_id": "d1", "text": ""}}), flush=True)
-        while len(live.events.occurrences) > 20:
-            await asyncio.sleep(0.001)
+        await until(lambda: len(live.events.occurrences) <= 20)
 
 asyncio.run(main())
 """

@@ -44,7 +44,7 @@ class EventStream:
         self._versions: dict[Feature, Any] = {}
         self._sample: Sample | None = None
         self._overview_at = 0.0
-        self._must_endview_due = True
+        self._is_overview_due = True
 
     async def events(self) -> AsyncIterator[bytes]:
         """Yield events until the server stops, the login expires or the page disconnects."""
@@ -72,7 +72,7 @@ class EventStream:
         """Return the events for all changes since the last call."""
         with self._hub.catalog.lock:
             events = [*self._take_changes(), *self._take_clients(), *self._take_catalog()]
-            self._must_endview_due = self._must_endview_due or bool(events)
+            self._is_overview_due = self._is_overview_due or bool(events)
             return events + self._take_overview(now)
 
     def _take_changes(self) -> list[bytes]:
@@ -121,9 +121,9 @@ class EventStream:
         sample = self._samples.all[-1] if self._samples.all else None
         has_news = sample is not None and sample is not self._sample and sample.deliveries > 0
         waited = now - self._overview_at
-        if waited < _OVERVIEW_INTERVAL or not (self._must_endview_due or has_news or waited >= _HEARTBEAT):
+        if waited < _OVERVIEW_INTERVAL or not (self._is_overview_due or has_news or waited >= _HEARTBEAT):
             return []
-        self._sample, self._overview_at, self._must_endview_due = sample, now, False
+        self._sample, self._overview_at, self._is_overview_due = sample, now, False
         shown = self._views.current_overview()
         if sample is not None:
             shown["sample"] = self._views.sample_json(sample)

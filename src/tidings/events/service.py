@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import re
 import secrets
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
 __all__ = ["EventService"]
 
 logger = logging.getLogger(__name__)
+
+_EVENT_ID = re.compile(r"[ -\-/-~]{1,256}")
+"""Printable ASCII without a dot, because the dot separates the parts of a signed text."""
 
 
 class EventService:
@@ -106,7 +110,7 @@ class EventService:
         if not isinstance(values, dict):
             raise TidingsError('matching must be a mapping of arguments to their values, such as {"document_id": "d1"}')
         event_id = event_id if event_id is not None else f"evt_{secrets.token_hex(16)}"
-        if not event_id.isprintable() or not event_id.isascii() or not 0 < len(event_id) <= 256 or "." in event_id:
+        if not isinstance(event_id, str) or _EVENT_ID.fullmatch(event_id) is None:
             raise TidingsError(
                 f"{event_id!r:.80} is not the id of an event: it has 1 to 256 ASCII characters, and no ."
             )
