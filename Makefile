@@ -46,11 +46,11 @@ run: $(READY) ## serve the example workspace over HTTP, and say what to try
 		'  rm .run/workspace/tools/hello.py' ''
 	@exec $(BIN)/tidings serve .run/workspace
 
-# Most tests wait for a process that they have started, so two files run side by side. Tests that measure time run one
-# by one afterwards. With PYTEST_ARGS there is one run of pytest, over all tests.
+# Most tests wait for a process that they have started, so three files run side by side, also on two cores. Tests that
+# measure time run one by one afterwards. With PYTEST_ARGS there is one run of pytest, over all tests.
 define RUN_TESTS
 failed=0; \
-$(BIN)/python -m pytest -m 'not alone$(1)' -n 2 --dist loadfile --no-loadscope-reorder || failed=1; \
+$(BIN)/python -m pytest -m 'not alone$(1)' -n 3 --dist loadfile --no-loadscope-reorder || failed=1; \
 $(BIN)/python -m pytest -m 'alone$(1)' || failed=1; \
 exit $$failed
 endef

@@ -19,6 +19,9 @@ REQUIRE_ALL = os.environ.get("TIDINGS_REQUIRE_ALL") == "1"
 
 pytest.register_assert_rewrite("tests.support.promises")  # show the values of its assertions, as in a test
 
+# The programs that the tests start buffer their output, as they do for a user.
+os.environ.pop("PYTHONUNBUFFERED", None)
+
 # Without TIDINGS_SEED, random tests use the same seed in each run, so that a new failure comes from a change.
 # TIDINGS_SEED is a number, or `random` for a new one. All processes of a run read that number from the environment.
 if os.environ.get("TIDINGS_SEED") == "random":

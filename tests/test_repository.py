@@ -75,7 +75,7 @@ def test_make_test_runs_the_fast_tests_and_make_test_all_runs_all() -> None:
     def pytest_arguments(*arguments: str) -> list[str]:
         return re.findall(r"-m pytest (.*?)(?: \|\| failed=1;|$)", commands_of(*arguments), re.MULTILINE)
 
-    options = "-n 2 --dist loadfile --no-loadscope-reorder"
+    options = "-n 3 --dist loadfile --no-loadscope-reorder"
     fast = "and not slow and not node and not browser"
     assert pytest_arguments("test") == [f"-m 'not alone {fast}' {options}", f"-m 'alone {fast}'"]
     assert pytest_arguments("test-all") == [f"-m 'not alone' {options}", "-m 'alone'"]

@@ -107,7 +107,7 @@ def _execute(start: tuple[list[str], dict[str, str], str], fds: list[int]) -> No
     os.environ.update(environment)
     if environment.get("PYTHONUNBUFFERED"):
         for stream in (sys.stdout, sys.stderr):
-            stream.reconfigure(write_through=True)  # type: ignore[union-attr]
+            stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # it has a buffer already
     if arguments[0] == "-m":
         sys.argv = arguments[1:]
         runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)

@@ -86,11 +86,11 @@ def _set_up_logging() -> None:
 
 
 def _filter_sdk_record(record: logging.LogRecord) -> bool:
-    """Drop the records of the SDK's transports: the mirror reports the same in one line. Remove the traceback from the
-    records of the SDK's sessions, whose logger is `client`."""
+    """Drop the records of the SDK's transports, and those of asyncio about their unfinished writes: the mirror reports
+    the same in one line. Remove the traceback from the records of the SDK's sessions, whose logger is `client`."""
     if record.name == "client":
         record.exc_info = None
-    return not record.name.startswith("mcp")
+    return not record.name.startswith(("mcp", "asyncio"))
 
 
 @asynccontextmanager

@@ -7,9 +7,10 @@ checked by `tests/http/test_internals_uvicorn.py`.
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
@@ -91,12 +92,17 @@ def claim_stdio() -> Iterator[tuple[int, int]]:
     own transport does: reads find nothing, and output goes to standard error."""
     from mcp.server import stdio
 
+    printed = sys.stdout
+    if isinstance(printed, io.TextIOWrapper):
+        printed.reconfigure(line_buffering=True)  # what a tool prints is seen at once
     stdin, release_stdin = stdio._claim_fd(0, sys.stdin, "rb", stdio._open_stdin_diversion)
     try:
         stdout, release_stdout = stdio._claim_fd(1, sys.stdout, "wb", stdio._open_stdout_diversion)
         try:
             yield stdin.fileno(), stdout.fileno()
         finally:
+            with suppress(OSError, ValueError):  # standard error is gone, or a tool has closed the stream
+                printed.flush()  # otherwise the rest of a line would reach the client at the exit
             if release_stdout is not None:
                 release_stdout()
     finally:
