@@ -1,8 +1,8 @@
 """Measure what `tidings serve --stdio` imports until its first response, by part: `python bench/imports.py`.
 
 `python -X importtime` gives the time of each module without that of its own imports. It slows the imports: compare the
-shares, not the milliseconds. The time of a module is the least of all rounds. Do not set `PYTHONDONTWRITEBYTECODE`: then
-it also contains the compilation.
+shares, not the milliseconds. The time of a module is the least of all rounds. Do not set `PYTHONDONTWRITEBYTECODE`:
+then it also contains the compilation.
 """
 
 from __future__ import annotations
