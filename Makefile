@@ -134,13 +134,13 @@ $(READY):
 		echo "Building $(VENV) with uv and $$python …"; \
 		{ \
 			"$(UV)" venv --quiet --python "$$python" "$(VENV)" && \
-			"$(UV)" pip install --quiet --python $(BIN)/python --require-hashes -r $(LOCK) && \
+			"$(UV)" pip install --quiet --python $(BIN)/python --require-hashes --no-deps -r $(LOCK) && \
 			"$(UV)" pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation -e .; \
 		} || { echo 'uv could not build $(VENV). To build it with pip: make UV= …' >&2; exit 1; }; \
 	else \
 		echo "Building $(VENV) with pip and $$python; this takes a minute, once …"; \
 		"$$python" -m venv "$(VENV)"; \
-		$(BIN)/python -m pip install -qq --disable-pip-version-check --require-hashes -r $(LOCK); \
+		$(BIN)/python -m pip install -qq --disable-pip-version-check --require-hashes --no-deps -r $(LOCK); \
 		$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps --no-build-isolation -e .; \
 	fi; \
 	touch $@
