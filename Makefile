@@ -1,19 +1,25 @@
-# `run` and `test` need Python 3.11 or newer and make, nothing else. They build an environment in .venv from
-# requirements.lock, with uv if it is on PATH and with pip otherwise. They build it again only if the lock,
-# pyproject.toml, the path of this directory or PYTHON has changed.
+# `run` and `test` need Python 3.11 or newer and make, nothing else. They build an environment in .venv, with uv if it is
+# on PATH and with pip otherwise: `run` installs what serving needs, `test` and `check` add what they need. They build it
+# again only if a lock, pyproject.toml, the path of this directory, PYTHON or the installer has changed.
 
 PYTHON ?=
 VENV ?= .venv
-LOCK ?= requirements.lock
 UV ?= $(shell command -v uv 2>/dev/null)
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
 LOCK_ARGS ?=
+# The lock of `make test`.
+LEVEL ?= test
 
 # Checked by content, because the time of a file says nothing after a checkout or a copy. The directory is part of the
 # key because neither the scripts of an environment nor an editable install work after a move.
-KEY := $(shell { cat $(LOCK) pyproject.toml; echo '$(CURDIR) $(PYTHON)'; } | cksum | cut -d ' ' -f 1)
-READY := $(VENV)/.ready-$(KEY)
+KEY := $(shell { cat requirements/*.lock pyproject.toml; echo '$(CURDIR) $(PYTHON) $(if $(UV),uv,pip)'; } \
+	| cksum | cut -d ' ' -f 1)
+CREATED := $(VENV)/.created-$(KEY)
+# What tells that requirements/NAME.lock is installed.
+RUN := $(VENV)/.run-$(KEY)
+TEST := $(VENV)/.$(LEVEL)-$(KEY)
+DEV := $(VENV)/.dev-$(KEY)
 BIN := $(VENV)/bin
 
 # The oldest comes first, because every feature must work on it. `python3` may be any version, so it comes last.
@@ -23,7 +29,7 @@ CANDIDATES := $(if $(PYTHON),"$(PYTHON)",python3.11 python3.12 python3.13 python
 PROBE := import sys; assert sys.version_info >= (3, 11); import venv, ensurepip; print(sys.executable)
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-all test-adapters coverage check dist bench bench-peers sdk-suite screenshot lock format clean
+.PHONY: help run test test-all test-newest test-adapters coverage check dist bench bench-peers sdk-suite screenshot lock format clean
 
 help: ## list the targets
 	@echo 'Targets:'
@@ -35,7 +41,7 @@ help: ## list the targets
 	@echo '  PYTEST_ARGS=…  LOCK_ARGS=…  BENCH_ARGS=…  passed on'
 
 # Serves a copy, so that the checkout stays as it is. The copy is kept for the next time.
-run: $(READY) ## serve the example workspace over HTTP, and say what to try
+run: $(RUN) ## serve the example workspace over HTTP, and say what to try
 	@[ -d .run/workspace ] || { mkdir -p .run && cp -R examples/workspace .run/workspace; }
 	@printf '%s\n' \
 		'Try, in another terminal:' \
@@ -55,70 +61,79 @@ $(BIN)/python -m pytest -m 'alone$(1)' || failed=1; \
 exit $$failed
 endef
 
-test: $(READY) ## run the tests that are fast and need nothing but Python (5 minutes)
+test: $(TEST) ## run the tests that are fast and need nothing but Python (5 minutes)
 ifeq ($(strip $(PYTEST_ARGS)),)
 	@$(call RUN_TESTS, and not slow and not node and not browser)
 else
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
 endif
 
-test-all: $(READY) ## run all tests; those that need Node packages or Chromium are skipped if it is missing
+test-all: $(DEV) ## run all tests; those that need Node packages or Chromium are skipped if it is missing
 	@$(RUN_TESTS)
 
+test-newest: ## run the tests of make test with the newest versions that pyproject.toml admits, in .venv-newest
+	@rm -rf .venv-newest
+	@$(MAKE) --no-print-directory VENV=.venv-newest LEVEL=newest test
+
 test-adapters: ## test and type-check the adapters of agent frameworks, with the frameworks, in .venv-adapters
-	@$(MAKE) --no-print-directory VENV=.venv-adapters LOCK=$(ADAPTERS_LOCK) PYTEST_ARGS=tests/client/adapters test
+	@$(MAKE) --no-print-directory VENV=.venv-adapters LEVEL=adapters PYTEST_ARGS=tests/client/adapters test
 	@.venv-adapters/bin/mypy src/tidings/client/adapters tests/client/adapters
 
-coverage: $(READY) ## check that the tests of core/ run at least 95 % of it, lines and branches
+coverage: $(DEV) ## check that the tests of core/ run at least 95 % of it, lines and branches
 	@$(BIN)/python -m coverage run -m pytest -q -m 'not slow' tests/core tests/testing
 	@$(BIN)/python -m coverage report --skip-covered --show-missing
 
-check: $(READY) ## lint, formatting and strict types
+check: $(DEV) ## lint, formatting and strict types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-dist: $(READY) ## build the wheel and the sdist into dist/
+dist: $(DEV) ## build the wheel and the sdist into dist/
 	rm -rf dist
 	$(BIN)/python -m hatchling build
 
-bench: $(READY) ## measure the core as ratios, and the folder server
+bench: $(DEV) ## measure the core as ratios, and the folder server
 	@$(BIN)/python bench/core.py $(BENCH_ARGS)
 	@$(BIN)/python bench/workspace.py $(BENCH_ARGS)
 
-bench-peers: $(READY) ## measure Tidings beside its peers (needs a C compiler)
+bench-peers: $(DEV) ## measure Tidings beside its peers (needs a C compiler)
 	@$(BIN)/python -m bench.peers $(BENCH_ARGS)
 
-sdk-suite: $(READY) ## run the SDK's own tests with every server in Live, and explain each difference
+sdk-suite: $(DEV) ## run the SDK's own tests with every server in Live, and explain each difference
 	@$(BIN)/python -m tests.sdk_suite
 
-screenshot: $(READY) ## make the pictures of README.md and docs/console.md (needs Chromium)
+screenshot: $(DEV) ## make the pictures of README.md and docs/console.md (needs Chromium)
 	@$(BIN)/python docs/screenshot.py
 	@$(BIN)/python docs/console_screenshots.py
 
-format: $(READY) ## format the code, and fix what ruff can fix
+format: $(DEV) ## format the code, and fix what ruff can fix
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-ADAPTERS_LOCK := tests/client/adapters/requirements.lock
 FRAMEWORKS := google-adk langchain openai-agents pydantic-ai
 COMPILE = "$(UV)" pip compile pyproject.toml --quiet --universal --python-version 3.11 --generate-hashes \
 	--no-emit-index-url --no-emit-find-links --no-emit-build-options --no-emit-index-annotation \
-	--custom-compile-command 'make lock'
+	--custom-compile-command 'make lock' $(LOCK_ARGS)
+# The smaller locks have the versions of the largest. All contain the build backend, because the checkout is installed
+# with it.
+PART = printf 'hatchling\n' | $(COMPILE) - --constraint requirements/dev.lock
 
 # The files contain no addresses, so that they work with every index. Versions stay as they are if pyproject.toml allows
 # it; LOCK_ARGS=--upgrade updates them.
 lock: ## write the lock files from pyproject.toml (needs uv)
 	@command -v "$(UV)" >/dev/null || { echo 'make lock needs uv: pip install uv' >&2; exit 1; }
-	$(COMPILE) --extra all --extra dev --output-file requirements.lock $(LOCK_ARGS)
-	$(COMPILE) $(FRAMEWORKS:%=--extra %) --extra dev --output-file $(ADAPTERS_LOCK) $(LOCK_ARGS)
-	@if grep -n '://' requirements.lock $(ADAPTERS_LOCK); then echo 'a lock file names an address' >&2; exit 1; fi
+	$(COMPILE) --extra dev --output-file requirements/dev.lock
+	$(PART) --output-file requirements/run.lock
+	$(PART) --extra nats --output-file requirements/image.lock
+	$(PART) --extra all --extra test --output-file requirements/test.lock
+	printf 'hatchling\nmypy\n' | $(COMPILE) - $(FRAMEWORKS:%=--extra %) --extra test --output-file requirements/adapters.lock
+	@if grep -n '://' requirements/*.lock; then echo 'a lock file names an address' >&2; exit 1; fi
 
 clean: ## remove the environments, caches and builds
 	rm -rf .venv .venv-* .hypothesis .mypy_cache .pytest_cache .ruff_cache .coverage htmlcov build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(READY):
+$(CREATED):
 	@set -eu; \
 	python=; \
 	for candidate in $(CANDIDATES); do \
@@ -130,17 +145,26 @@ $(READY):
 		exit 1; \
 	fi; \
 	rm -rf "$(VENV)"; \
-	if [ -n "$(UV)" ]; then \
-		echo "Building $(VENV) with uv and $$python …"; \
-		{ \
-			"$(UV)" venv --quiet --python "$$python" "$(VENV)" && \
-			"$(UV)" pip install --quiet --python $(BIN)/python --require-hashes --no-deps -r $(LOCK) && \
-			"$(UV)" pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation -e .; \
-		} || { echo 'uv could not build $(VENV). To build it with pip: make UV= …' >&2; exit 1; }; \
-	else \
-		echo "Building $(VENV) with pip and $$python; this takes a minute, once …"; \
-		"$$python" -m venv "$(VENV)"; \
-		$(BIN)/python -m pip install -qq --disable-pip-version-check --require-hashes --no-deps -r $(LOCK); \
-		$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps --no-build-isolation -e .; \
-	fi; \
+	if [ -n "$(UV)" ]; then "$(UV)" venv --quiet --python "$$python" "$(VENV)"; else "$$python" -m venv "$(VENV)"; fi; \
 	touch $@
+
+ifneq ($(UV),)
+INSTALL := "$(UV)" pip install --quiet --python $(BIN)/python
+ADVICE := To build the environment with pip: make UV= …
+else
+INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check
+ADVICE := See above. If pip itself fails, update it, and repeat the command: $(BIN)/python -m pip install --upgrade pip
+endif
+
+# The locks are complete, so nothing is resolved: pip before 23.3 refuses a lock in which a package requires another one
+# with an extra.
+$(VENV)/.%-$(KEY): $(CREATED)
+	@echo 'Installing requirements/$*.lock into $(VENV) with $(if $(UV),uv,pip); this takes up to a minute, once …'
+	@{ $(INSTALL) --require-hashes --no-deps -r requirements/$*.lock && $(INSTALL) --no-deps --no-build-isolation -e .; } || \
+		{ echo '$(if $(UV),uv,pip) could not install requirements/$*.lock. $(ADVICE)' >&2; exit 1; }
+	@touch $@
+
+$(VENV)/.newest-$(KEY): $(CREATED)
+	@echo 'Installing the newest versions into $(VENV) …'
+	@$(INSTALL) --upgrade -e '.[all,test]'
+	@touch $@

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import jsonschema
-import msgspec
 import pytest
 import yaml
-from lightkube import codecs
 from typer.main import get_command
 
 from tests.support.http_server import example_server
@@ -47,14 +44,12 @@ def health_paths() -> set[str]:
     return {route.path for route in Live(example_server()).health_routes()}
 
 
-def strip_none(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: strip_none(each) for name, each in value.items() if each is not None}
-    return [strip_none(each) for each in value] if isinstance(value, list) else value
+def load_schema(name: str) -> Any:
+    return json.loads((Path(__file__).parent / "schemas" / name).read_text())
 
 
 def test_compose_file_follows_its_schema(compose: dict[str, Any]) -> None:
-    schema = json.loads((files("check_jsonschema") / "builtin_schemas/vendor/compose-spec.json").read_text())
+    schema = load_schema("compose.json")
     jsonschema.validate(compose, schema)
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate({**compose, "services": {"x": {"imag": "y"}}}, schema)
@@ -75,8 +70,7 @@ def test_compose_file_starts_three_replicas_behind_nginx(compose: dict[str, Any]
 
 def check_object(given: dict[str, Any]) -> None:
     """Check the types of all fields, that none is missing, and that none is unknown."""
-    kind = type(codecs.from_dict(given))
-    assert strip_none(msgspec.to_builtins(msgspec.convert(given, kind))) == given
+    jsonschema.validate(given, load_schema("kubernetes.json")[given["kind"]])
 
 
 def test_kubernetes_objects_follow_their_schemas(objects: dict[str, dict[str, Any]]) -> None:
@@ -90,7 +84,7 @@ def test_kubernetes_object_with_a_wrong_field_is_noticed(
     objects: dict[str, dict[str, Any]], wrong: dict[str, Any]
 ) -> None:
     deployment = objects["Deployment/tidings"]
-    with pytest.raises((AssertionError, msgspec.ValidationError)):
+    with pytest.raises(jsonschema.ValidationError):
         check_object({**deployment, "spec": {**deployment["spec"], **wrong}})
 
 

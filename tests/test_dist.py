@@ -64,7 +64,7 @@ def environment(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Install the wheel into an empty environment, with the versions of the lock; return the folder of its programs."""
     folder = tmp_path_factory.mktemp("environment")
     subprocess.run([sys.executable, "-m", "venv", folder], check=True, timeout=DEADLINE)
-    lock = (ROOT / "requirements.lock").read_text()
+    lock = (ROOT / "requirements" / "run.lock").read_text()
     constraints = folder / "constraints.txt"
     constraints.write_text("\n".join(f"{name}=={version}" for name, version in _pinned(lock)))
     pip = [str(folder / "bin" / "python"), "-m", "pip", "--disable-pip-version-check"]
@@ -98,9 +98,9 @@ def test_sdist_has_what_make_and_the_tests_need(dist: Path) -> None:
     with tarfile.open(next(dist.glob("*.tar.gz"))) as sdist:
         packed = {name.partition("/")[2] for name in sdist.getnames()}
 
-    for folder in (".ci", "bench", "deploy", "docs", "examples", "src", "tests"):
+    for folder in (".ci", "bench", "deploy", "docs", "examples", "requirements", "src", "tests"):
         assert {path.relative_to(ROOT).as_posix() for path in _files(ROOT / folder)} <= packed
-    assert {"CHANGELOG.md", "LICENSE", "Makefile", "PKG-INFO", "README.md", "requirements.lock"} <= packed
+    assert {"CHANGELOG.md", "LICENSE", "Makefile", "PKG-INFO", "README.md"} <= packed
     assert not [name for name in packed if "node_modules" in name or name.endswith(".pyc")]
 
 

