@@ -39,7 +39,13 @@ class Machine:
 
     def run(self, *command: str) -> str:
         done = subprocess.run(
-            command, cwd=self.checkout, env=self.variables, capture_output=True, text=True, timeout=INSTALLATION, check=False
+            command,
+            cwd=self.checkout,
+            env=self.variables,
+            capture_output=True,
+            text=True,
+            timeout=INSTALLATION,
+            check=False,
         )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
@@ -88,7 +94,11 @@ def test_make_run_serves_and_the_commands_that_it_prints_work(machine: Machine, 
         watch, add, call, remove = re.findall(r"^  (\S.*(?:\n {4}.*)*)$", printed, re.MULTILINE)
         with machine.running(shlex.split(watch), watched):
             await until(lambda: "Watching" in watched.read_text())
-            for command, line in ((add, "added +tool +hello"), (call, "updated +content"), (remove, "removed +tool +hello")):
+            for command, line in (
+                (add, "added +tool +hello"),
+                (call, "updated +content"),
+                (remove, "removed +tool +hello"),
+            ):
                 machine.run("sh", "-c", command)
                 await until(lambda line=line: re.search(line, watched.read_text()))
 
