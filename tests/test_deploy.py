@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -106,3 +110,28 @@ def test_kubernetes_names_and_labels_fit_together(objects: dict[str, dict[str, A
     port = objects["Service/tidings-nats"]["spec"]["ports"][0]["port"]
     assert f"nats://tidings-nats:{port}" in container["args"]
     assert objects["Service/tidings"]["spec"]["sessionAffinity"] == "ClientIP"
+
+
+@pytest.mark.slow
+def test_image_is_built_from_its_lock(tmp_path: Path) -> None:
+    """Run the steps of the Dockerfile that copy and install, with an environment in place of the image."""
+    steps = (DEPLOY / "Dockerfile").read_text()
+    for sources, target in re.findall(r"^COPY (.+) (/src/\S*)$", steps, re.MULTILINE):
+        folder = tmp_path / target.lstrip("/")
+        for source in sources.split():
+            path = DEPLOY.parent / source
+            if path.is_dir():
+                shutil.copytree(path, folder)
+            else:
+                folder.mkdir(parents=True, exist_ok=True)
+                shutil.copy(path, folder)
+    subprocess.run([sys.executable, "-m", "venv", tmp_path / "image"], check=True)
+    commands = re.findall(r"^RUN (pip install .+)$", steps, re.MULTILINE)
+    for command in commands:
+        arguments = [each.replace("/src", str(tmp_path / "src")) for each in command.split()[1:]]
+        subprocess.run([tmp_path / "image/bin/python", "-m", "pip", "-qq", *arguments], check=True, timeout=300)
+    assert len(commands) == 2
+
+    tidings = tmp_path / "image/bin/tidings"
+    assert "serve" in subprocess.check_output([tidings, "--help"], text=True)
+    subprocess.run([tmp_path / "image/bin/python", "-c", "import tidings.cluster.nats_client"], check=True)

@@ -14,6 +14,7 @@ import subprocess
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -83,6 +84,10 @@ def is_ready() -> bool:
         return False
 
 
+def has_line(file: Path, pattern: str) -> bool:
+    return re.search(pattern, file.read_text()) is not None
+
+
 def test_make_run_serves_and_the_commands_that_it_prints_work(machine: Machine, tmp_path: Path) -> None:
     log, watched = tmp_path / "run.log", tmp_path / "watch.log"
     assert not is_ready(), "another server uses the port of `make run`"
@@ -91,16 +96,13 @@ def test_make_run_serves_and_the_commands_that_it_prints_work(machine: Machine, 
         await until(lambda: is_ready() or server.poll() is not None, INSTALLATION)
         assert server.poll() is None, log.read_text()
         printed = log.read_text().partition("\n\n")[0]
-        watch, add, call, remove = re.findall(r"^  (\S.*(?:\n {4}.*)*)$", printed, re.MULTILINE)
+        watch, *commands = re.findall(r"^  (\S.*(?:\n {4}.*)*)$", printed, re.MULTILINE)
         with machine.running(shlex.split(watch), watched):
             await until(lambda: "Watching" in watched.read_text())
-            for command, line in (
-                (add, "added +tool +hello"),
-                (call, "updated +content"),
-                (remove, "removed +tool +hello"),
-            ):
+            lines = ["added +tool +hello", "updated +content", "removed +tool +hello"]
+            for command, line in zip(commands, lines, strict=True):
                 machine.run("sh", "-c", command)
-                await until(lambda line=line: re.search(line, watched.read_text()))
+                await until(partial(has_line, watched, line))
 
     with machine.running(["make", "run"], log) as server:
         asyncio.run(follow(server))
