@@ -93,7 +93,7 @@ sdk-suite: $(READY) ## run the SDK's own tests with every server in Live, and ex
 	@$(BIN)/python -m tests.sdk_suite
 
 screenshot: $(READY) ## make the pictures of README.md and docs/console.md (needs Chromium)
-	@$(BIN)/python docs/screenshot.py
+	@$(BIN)/python docs/recording.py
 	@$(BIN)/python docs/console_screenshots.py
 
 format: $(READY) ## format the code, and fix what ruff can fix
