@@ -103,7 +103,7 @@ sdk-suite: $(DEV) ## run the SDK's own tests with every server in Live, and expl
 	@$(BIN)/python -m tests.sdk_suite
 
 screenshot: $(DEV) ## make the pictures of README.md and docs/console.md (needs Chromium)
-	@$(BIN)/python docs/screenshot.py
+	@$(BIN)/python docs/recording.py
 	@$(BIN)/python docs/console_screenshots.py
 
 format: $(DEV) ## format the code, and fix what ruff can fix

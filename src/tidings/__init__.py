@@ -1,4 +1,4 @@
-"""Tidings makes MCP servers live: every connected client is notified of each change, once and in order."""
+"""Tidings makes MCP servers live: every client that listens is notified of each change, once and in order."""
 
 from typing import TYPE_CHECKING, Any
 

@@ -1,7 +1,8 @@
-"""The pictures of README.md and docs/console.md show the panel and the page of the present code."""
+"""The pictures of README.md and docs/console.md show what the present code does."""
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,29 +13,33 @@ import pytest
 from tests.support.browser import needs_browser
 
 ROOT = Path(__file__).parents[2]
+RECORDING = ROOT / "docs/recording.svg"
 
 
-def text_of(picture: Path) -> str:
-    root = ElementTree.fromstring(picture.read_text(encoding="utf-8"))
-    return "\n".join(element.text for element in root.iter() if element.text).replace("\xa0", " ")
+def lines_of(picture: Path) -> list[str]:
+    """Return the lines of text of a picture, with the same time in each."""
+    texts = ElementTree.parse(picture).iter("{http://www.w3.org/2000/svg}text")
+    return [re.sub(r"[\d.]+ s\b", "0.0 s", text.text or "") for text in texts]
 
 
 @pytest.mark.slow
-def test_the_script_makes_a_picture_of_the_panel(tmp_path: Path) -> None:
-    picture = tmp_path / "serve.svg"
-    command = [sys.executable, str(ROOT / "docs/screenshot.py"), str(picture)]
+def test_the_recording_has_what_servers_and_clients_print_today(tmp_path: Path) -> None:
+    picture = tmp_path / "recording.svg"
+    command = [sys.executable, str(ROOT / "docs/recording.py"), str(picture)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr
-    shown = text_of(picture)
-    for text in (
-        "$ tidings serve my-server",
-        "items",
-        "2 modern streams, 1 legacy session",
-        "tool hello added",
-        "problems",
-    ):
-        assert text in shown
-        assert text in text_of(ROOT / "docs/serve.svg"), "run `make screenshot`"
+    lines = lines_of(picture)
+    side = lines.index("With Tidings")
+    assert "client: notifications in 0.0 s: 0" in lines[:side]
+    assert "client: notifications in 0.0 s: 1" in lines[side:]
+    assert lines == lines_of(RECORDING), "run `make screenshot`"
+
+
+def test_the_recording_is_small_and_moves_without_scripts() -> None:
+    assert RECORDING.stat().st_size < 150_000
+    names = {element.tag.rpartition("}")[2] for element in ElementTree.parse(RECORDING).iter()}
+    assert names == {"svg", "title", "style", "rect", "text"}
+    assert "prefers-reduced-motion" in RECORDING.read_text(encoding="utf-8")
 
 
 @pytest.mark.browser

@@ -29,7 +29,7 @@ __all__ = ["app", "run"]
 
 app = typer.Typer(
     name="tidings",
-    help="Serve a folder as a live MCP server: add a file, and every connected client gets a new tool.",
+    help="Serve a folder as a live MCP server: add a file, and every client that listens gets a new tool.",
     epilog="Start with `tidings new my-server`, then `tidings serve my-server`.",
     no_args_is_help=True,
     # Typer's own layout shows a flag as `<bool>`, and needs Rich, which takes longer to import than all commands.

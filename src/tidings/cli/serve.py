@@ -163,7 +163,7 @@ def serve(
 ) -> None:
     """Serve a folder as a live MCP server.
 
-    Every connected client is notified immediately of each change in the folder. Stop it with Ctrl-C.
+    Every client that listens is notified immediately of each change in the folder. Stop it with Ctrl-C.
     """
     check_workspace(folder)
     logs = LogOptions(log_level, log_format, quiet)
@@ -330,7 +330,7 @@ class _Server:
             print_stderr(f"Console: {_build_url(self.host, self.listener.getsockname()[1], '/console')}")
         print_stderr(
             "Try next:\n"
-            "  add a file to tools/: every connected client gets the new tool\n"
+            "  add a file to tools/: every client that listens gets the new tool\n"
             f"  {program} config {quoted} --client claude-code --http {self.url}{auth_option}    "
             "print a client's settings\n"
             f"  {program} validate {quoted}    print the problems of each file\n"
