@@ -9,6 +9,9 @@ from mcp.client.client import Client
 from mcp.client.stdio import StdioServerParameters, stdio_client
 
 from tests.support.command import DEADLINE, HELLO, Notifications, tidings
+from tests.support.waiting import until
+from tests.support.workspaces import list_names, read, watch, write
+from tidings.core.model import Feature
 
 
 @pytest.mark.anyio
@@ -48,6 +51,33 @@ async def test_new_workspace_is_valid_and_its_client_is_notified_of_changes(tmp_
             assert "hello" in {tool.name for tool in (await client.list_tools(cache_mode="bypass")).tools}
 
 
+@pytest.mark.anyio
+async def test_a_file_added_to_any_folder_of_a_new_workspace_appears(tmp_path: Path) -> None:
+    folder = tmp_path / "a"
+    tidings("new", folder)
+    async with watch(folder) as watcher:
+        client = watcher.client
+        added = {
+            "tools/hello.py": HELLO,
+            "tools/shell.sh": "#!/bin/sh\n",
+            "tools/mine/tool.sh": "echo mine\n",
+            "prompts/mine.md": "hi {x}\n",
+            "resources/mine.txt": "mine",
+            "resources/notes/mine.md": "mine",
+        }
+        write(folder, added)
+        await watcher.until_tools("greet", "hello", "mine", "report", "shell", "today")
+        await until(lambda: list_names(watcher.workspace, Feature.PROMPTS) == ["mine", "review"])
+        assert {"mine.txt", "notes/mine.md"} <= set(list_names(watcher.workspace, Feature.RESOURCES))
+        assert await read(client, "notes://mine") == "mine"
+        (folder / "server.d/register-example.sh").rename(folder / "server.d/register.sh")
+        await until(lambda: "drafts" in list_names(watcher.workspace, Feature.RESOURCES))
+        write(folder, {"resources/drafts/mine.md": "draft"})
+        assert await read(client, "drafts://mine") == "draft"
+        assert list_names(watcher.workspace, Feature.PROMPTS) == ["mine", "review"]
+        assert watcher.workspace.problems == ()
+
+
 def test_new_overwrites_nothing_and_names_the_files_that_exist(tmp_path: Path) -> None:
     (tmp_path / "tools").mkdir()
     (tmp_path / "tools" / "greet.py").write_text("mine")
@@ -57,3 +87,11 @@ def test_new_overwrites_nothing_and_names_the_files_that_exist(tmp_path: Path) -
 
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["README.md", "greet.py", "tools"]
     assert (tmp_path / "tools" / "greet.py").read_text() == "mine"
+
+
+def test_new_creates_nothing_if_a_file_has_the_name_of_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "tools").touch()
+
+    tidings("new", tmp_path).check_error(f"already exists: {tmp_path / 'tools'}")
+
+    assert [path.name for path in tmp_path.rglob("*")] == ["tools"]

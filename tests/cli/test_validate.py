@@ -18,6 +18,7 @@ def test_control_characters_in_names_and_problems_are_escaped(tmp_path: Path) ->
     assert found.status == 1
     assert r"\x1b[2J.py" in found.stdout
     assert "\x1b" not in found.stdout
+    assert "2 problems" in found.stdout  # though two checks find the wrong setting
 
 
 def test_validate_prints_file_and_line_of_each_problem(board: Path) -> None:
@@ -60,8 +61,13 @@ def test_validate_finds_scripts_that_would_not_start(tmp_path: Path) -> None:
             "tools/plain.sh": "echo\n",
             "tools/windows/lib/common.sh": "echo\n",  # for the tool's own use
             "tools/windows/lib/page.js": "#!/bin/sh\n",
+            "tools/marked.sh": "",
+            "tools/crlf.py": "#!/usr/bin/env python3\n",
         },
     )
+    (tmp_path / "tools/marked.sh").write_bytes(b"\xef\xbb\xbf#!/bin/sh\necho\n")
+    (tmp_path / "tools/marked.sh").chmod(0o755)
+    (tmp_path / "tools/crlf.py").write_bytes(b"#!/usr/bin/env python3\r\n")
     for name in ("plain.sh", "windows/lib/common.sh"):
         (tmp_path / "tools" / name).chmod(0o755)
     (tmp_path / "tools/windows/lib/page.js").chmod(0o644)
@@ -71,9 +77,11 @@ def test_validate_finds_scripts_that_would_not_start(tmp_path: Path) -> None:
     crlf = "has Windows line ends (CRLF), with which a script does not run; save it with LF"
     assert list_problems(tmp_path) == [
         "tools/absent.sh:1: its interpreter 'no-such-interpreter' does not exist on this machine",
+        f"tools/crlf.py:1: {crlf}",
         "tools/empty.sh:1: its first line names no interpreter; write for example #!/usr/bin/env bash",
         "tools/gone.rb:1: its interpreter '/no/such/ruby' does not exist on this machine",
         f"tools/later.sh:2: {crlf}",
+        "tools/marked.sh:1: starts with a byte order mark (BOM), and can't be started; save it without BOM",
         "tools/plain.sh:1: has no first line like #!/bin/sh, so it can't be started",
         f"tools/windows/tool.sh:1: {crlf}",
     ]
@@ -89,7 +97,10 @@ def test_validate_finds_every_fault_of_a_file(tmp_path: Path) -> None:
             "tools/a.meta.json": meta,
             "resources/b.txt": "text",
             "resources/b.meta.json": '{"mimetype": "text/plain",\n"annotations": []}',
-            "tidings.toml": 'nmae = "x"\nversion = 1\n[tools]\ntimout = 3\nenv = "A"\n',
+            "tidings.toml": 'nmae = "x"\nversion = 1\n[tools]\ntimout = 3\nenv = "A"\nttl = 1\ntitle = "x"\n'
+            "[evnts]\n[polic]\nx = 1\n[policy]\nquietgap = 1\n[events]\nx = 1\n",
+            "Tools/c.py": "",
+            "resource/c.txt": "",
         },
     )
 
@@ -102,6 +113,14 @@ def test_validate_finds_every_fault_of_a_file(tmp_path: Path) -> None:
         "tidings.toml:2": "version is 1; it must be a string",
         "tidings.toml:4": "[tools] timout is not a setting; did you mean timeout?",
         "tidings.toml:5": "[tools] env is 'A'; it must be a list of strings",
+        "tidings.toml:6": "[tools] ttl is not a setting; it belongs in [register]",
+        "tidings.toml:7": "[tools] title is not a setting; it belongs above the first section",
+        "tidings.toml:8": "[evnts] is not a section; did you mean [events]?",
+        "tidings.toml:9": "[polic] is not a section; did you mean [policy]?",
+        "tidings.toml:12": "[policy] quietgap is not a setting; did you mean quiet_gap?",
+        "tidings.toml:14": "[events] x is not a setting; this section has none",
+        "Tools:None": "is not read; did you mean tools?",
+        "resource:None": "is not read; did you mean resources?",
         "tools/a.meta.json:2": "descripton is not a known key, and has no effect; did you mean description?",
         "tools/a.meta.json:3": "title is 3; it must be a string",
         "tools/a.meta.json:4": "timeout is 'soon'; it must be a number",
@@ -109,7 +128,16 @@ def test_validate_finds_every_fault_of_a_file(tmp_path: Path) -> None:
         "tools/a.meta.json:6": "zzz is not a known key, and has no effect; known are ",
     }.items():
         assert f"{place}: {text}" in found
-    assert len(found.splitlines()) == 11
+    assert len(found.splitlines()) == 19
+
+
+def test_a_folder_that_serves_nothing_is_a_problem(tmp_path: Path) -> None:
+    write(tmp_path, {"tidings.toml": 'name = "x"\n'})
+    found = tidings("validate", tmp_path)
+    assert found.status == 1
+    assert found.stdout.startswith(f"{tmp_path}:1: this folder serves nothing yet; add a file to tools/")
+    write(tmp_path, {"tidings.toml": "[events]\n", "events/deploy.meta.json": "{}"})
+    assert tidings("validate", tmp_path).status == 0
 
 
 def test_validate_finds_links_that_lead_outside(tmp_path: Path) -> None:
@@ -119,11 +147,16 @@ def test_validate_finds_links_that_lead_outside(tmp_path: Path) -> None:
     (root / "resources/far").symlink_to(tmp_path / "folder")
     (root / "resources/near.txt").symlink_to("in.txt")
     (root / "resources/gone.txt").symlink_to("absent.txt")
+    (tmp_path / "folder/link").symlink_to("x.txt")
+    (root / "prompts").symlink_to(tmp_path / "folder")
+    (root / "tidings.toml").symlink_to("absent.toml")
 
     assert list_problems(root) == [
+        "prompts:None: is a link out of the workspace, and not served; replace it by a copy",
         "resources/far:None: is a link out of the workspace, and not served; replace it by a copy",
         "resources/gone.txt:None: is a link to a file that does not exist; it is not served",
         "resources/out.txt:None: is a link out of the workspace, and not served; replace it by a copy",
+        "tidings.toml:None: is a link to a file that does not exist; it is not served",
     ]
 
 
@@ -160,11 +193,12 @@ def test_validate_names_what_is_not_supported_of_mcp_bash(tmp_path: Path) -> Non
         "server.d/register.json:13": "resources, item 1: provider 'echo' is not supported",
         "server.d/register.json:19": "resourceTemplates, item 1: git+https URIs can't be read",
         "tools/other/other.meta.json:None": "describes no tool: in a folder, only tool.* is one",
+        "tools/other/other.sh:None": "is not a tool: in a folder, only tool.* is one",
         "tools/t/tool.meta.json:1": "the icon './icon.svg' is a local file",
         "ui/board/ui.meta.json:1": "pages from a template are not supported",
     }.items():
         assert f"{place}: {text}" in found
-    assert len(found.splitlines()) == 9
+    assert len(found.splitlines()) == 10
 
     (tmp_path / "server.d/register.json").unlink()
     (tmp_path / "server.d/register.sh").write_text("#!/usr/bin/env bash\nmcp_completion_register_manual '{}'\n")

@@ -59,12 +59,15 @@ async def test_executable_is_described_by_its_comment_or_its_meta_file(tmp_path:
             'print(json.dumps({"to": json.load(sys.stdin)["to"] + os.environ["REGION"]}))\n',
             "tools/deploy.meta.json": json.dumps(meta),
             "tools/README.md": "Not a tool",
+            "tools/add.py": "def add(a: int, b: int) -> int:\n    return a + b\n",
         },
     )
-    (tmp_path / "tools" / "README.md").chmod(0o755)  # as all files are on some file systems
+    for name in ("README.md", "add.py"):
+        (tmp_path / "tools" / name).chmod(0o755)  # as all files are on some file systems
     async with serve(tmp_path) as (client, _):
         tools = {tool.name: tool for tool in (await client.list_tools()).tools}
-        assert sorted(tools) == ["say", "site-deploy"]
+        assert sorted(tools) == ["add", "say", "site-deploy"]
+        assert await call(client, "add", {"a": 1, "b": 2}) == {"result": 3}
         assert (tools["say"].description, tools["say"].title) == ("Say it", "Sayer")
         assert tools["say"].input_schema == {
             "type": "object",

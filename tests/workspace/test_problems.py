@@ -51,6 +51,11 @@ NESTED = "[" * 100_000
         ),
         ("tidings.toml", "tools = 5", "1: tools is 5; it must be a section, [tools]"),
         ("tidings.toml", "[tools]\nenv = [1]", "2: [tools] env is [1]; it must be a list of strings"),
+        ("tidings.toml", "[tol]", "1: [tol] is not a section; did you mean [tools]?"),
+        ("events/e.meta.json", "", " the file is empty"),
+        ("tools/d.sh", "echo\n", " is not a tool, because it is not executable and has no first line like #!/bin/sh"),
+        ("tools/d/main.py", "", " is not a tool: in a folder, only tool.* is one"),
+        ("server.d/register.py", "print()", " is not executable and therefore does not run"),
         ("tools/b.py", "raise ValueError('a\\nb')", "1: ValueError: a b"),
         ("tools/e\nvil.py", "x =", "1: invalid syntax"),
     ],
@@ -62,12 +67,36 @@ def test_invalid_file_is_reported_and_logged(
         tmp_path, {"tools/a.sh": script("A"), "tools/b.py": "def b() -> int:\n    return 1\n", "resources/a.txt": "a"}
     )
     path = tmp_path / file
-    path.parent.mkdir(exist_ok=True)
+    path.parent.mkdir(exist_ok=True, parents=True)
     path.write_bytes(text.encode("utf-8", "surrogateescape"))
     path.chmod(0o755 if text.startswith("#!") else 0o644)
     [found] = get_problems(tmp_path)
     assert found.startswith(f"{file}:{problem}".replace("\n", " "))
     assert found in caplog.text
+
+
+def test_a_script_that_is_not_executable_is_reported_and_not_served(tmp_path: Path) -> None:
+    write(tmp_path, {"tools/a.sh": script("A"), "tools/_lib.sh": "echo"})
+    path = tmp_path / "tools" / "a.sh"
+    workspace = Workspace(tmp_path)
+    assert (list_names(workspace), workspace.problems) == (["a"], ())
+    path.chmod(0o644)
+    workspace.rescan()
+    assert list_names(workspace) == []
+    assert [str(problem) for problem in workspace.problems] == [
+        "tools/a.sh: the script is not executable and therefore not a tool; `chmod +x` makes it one"
+    ]
+    path.chmod(0o755)
+    workspace.rescan()
+    assert (list_names(workspace), workspace.problems) == (["a"], ())
+
+
+def test_a_folder_that_serves_nothing_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    workspace = Workspace(tmp_path)
+    assert "this folder serves nothing yet; add a file to tools/" in caplog.text
+    write(tmp_path, {"prompts/a.md": "A"})
+    workspace.rescan()
+    assert workspace.problems == ()
 
 
 def test_settings_linked_from_outside_are_reported_and_not_read(tmp_path: Path) -> None:

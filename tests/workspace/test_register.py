@@ -182,11 +182,13 @@ async def test_register_json_of_mcp_bash_framework_is_served_unchanged(tmp_path:
         tmp_path,
         {
             "tools/progress-demo.sh": "#!/bin/sh\necho done\n",
+            "tools/shared/print.sh": "#!/bin/sh\n",
             "prompts/manual.txt": "On {{topic}}.",
             "server.d/register.json": json.dumps(content),
         },
     )
     async with serve(tmp_path) as (client, workspace):
+        assert workspace.problems == ()  # no file is expected to be a tool by itself
         assert list_names(workspace) == ["manual.progress"]
         assert await call(client, "manual.progress") == "done"
         assert list_names(workspace, Feature.PROMPTS) == ["manual.prompt"]

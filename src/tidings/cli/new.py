@@ -31,28 +31,28 @@ def new(
         fail("DIR is empty; give the folder to create, or . for the current one")
     folder = Path(directory)
     files = _read_scaffold()
-    existing = [str(folder / name) for name in files if (folder / name).exists() or (folder / name).is_symlink()]
-    if folder.exists() and not folder.is_dir():
-        existing = [str(folder)]
-    if existing:
+    parents = {parent for name in files for parent in (folder / name).parents}
+    existing = [str(parent) for parent in sorted(parents) if _is_taken(parent) and not parent.is_dir()]
+    if existing := existing or [str(folder / name) for name in files if _is_taken(folder / name)]:
         fail(f"nothing was created, because this already exists: {', '.join(existing)}")
     try:
         for name, content in files.items():
             path = folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            if name == "tidings.toml":
-                content = content.replace(_NAME, toml_value(folder.resolve().name).encode("utf-8", "replace"))
+            if name == "tidings.toml" and (folder_name := folder.resolve().name):  # the root folder has none
+                content = content.replace(_NAME, toml_value(folder_name).encode("utf-8", "replace"))
             with path.open("xb") as file:
                 file.write(content)
-            # Not register.sh, whose items would replace those in prompts/.
-            if content.startswith(b"#!") and not name.startswith("server.d/"):
+            # Not by the permissions of the scaffold, which some installers do not keep.
+            if content.startswith(b"#!"):
                 path.chmod(path.stat().st_mode | 0o111)
     except OSError as error:
         fail(f"{error.filename or folder} can't be written: {error.strerror}")
     if as_json:
         print_json({"workspace": str(folder.resolve()), "files": sorted(files)})
         return
-    program, quoted_folder = shell_command(), shlex.quote(str(folder))
+    program = shell_command()
+    quoted_folder = shlex.quote(f"./{folder}" if str(folder).startswith("-") else str(folder))
     created = "\n".join(f"  {name}" for name in files)
     print_stderr(
         f"Created {folder}:\n{created}\n"
@@ -60,6 +60,10 @@ def new(
         f"  {program} run-tool {quoted_folder} greet --arg name=World\n"
         f"  {program} serve {quoted_folder}"
     )
+
+
+def _is_taken(path: Path) -> bool:
+    return path.exists() or path.is_symlink()
 
 
 def _read_scaffold() -> dict[str, bytes]:

@@ -32,7 +32,11 @@ def validate(
     faults = check_files(workspace.root)
     places = {(fault.path, fault.line) for fault in faults if fault.line is not None}
     # Loading reports the first fault of a file, in other words.
-    loading = [problem for problem in workspace.problems if (problem.path, problem.line) not in places]
+    loading = [
+        problem
+        for problem in workspace.problems
+        if problem not in faults and (problem.path, problem.line) not in places
+    ]
     problems = [*loading, *faults]
     items = {feature.value: number for feature, number in workspace.count_items().items()}
     if as_json:

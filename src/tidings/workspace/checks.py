@@ -6,6 +6,7 @@ mistakes that only show in a call, and parts of mcp-bash-framework that are not 
 
 from __future__ import annotations
 
+import codecs
 import difflib
 import os
 import re
@@ -20,6 +21,7 @@ from tidings.workspace.files import is_ignored, walk
 from tidings.workspace.metadata import META_SUFFIX, read_file, read_meta
 from tidings.workspace.problems import InvalidFile, Problem, find_problem, invalid_field
 from tidings.workspace.settings import list_faults
+from tidings.workspace.tools import SCRIPT_SUFFIXES
 from tidings.workspace.units import get_stem
 
 __all__ = ["check_files"]
@@ -45,8 +47,6 @@ _TYPE_NAMES = {str: "a string", dict: "an object", list: "a list", bool: "true o
 _BINARIES = (b"\x7fELF", b"\xca\xfe\xba\xbe", b"\xcf\xfa\xed\xfe", b"MZ")
 """The first bytes of compiled programs, on Linux, macOS and Windows."""
 
-_SCRIPT_SUFFIXES = ("", ".sh", ".bash", ".py", ".js", ".rb", ".pl")
-
 _UNSUPPORTED = {
     "completions": "completions are not supported; clients get no suggestions",
     "providers": "providers other than 'file' are not supported",
@@ -59,7 +59,7 @@ _UNSUPPORTED = {
 def check_files(root: Path) -> list[Problem]:
     """Return the problems of all files. Loading reports the files that can't be read at all."""
     found = [Problem(name, None, message) for name, message in _UNSUPPORTED.items() if (root / name).exists()]
-    faults = [*list_faults(root), *_check_links(root)]
+    faults = [*list_faults(root), *_check_links(root), *_check_folder_names(root)]
     for relative in walk(root):
         path = root / relative
         try:
@@ -79,8 +79,23 @@ def check_files(root: Path) -> list[Problem]:
     return sorted(found + [find_problem(fault, fault.path, root) for fault in faults], key=str)
 
 
+def _check_folder_names(root: Path) -> Iterator[InvalidFile]:
+    for path in root.iterdir():
+        meant = {path.name.lower(), f"{path.name.lower()}s"} & TOP_LEVEL
+        if meant and path.name not in TOP_LEVEL and path.is_dir():
+            yield InvalidFile(path, f"is not read; did you mean {meant.pop()}?")
+
+
 def _check_links(root: Path) -> Iterator[InvalidFile]:
     for name in sorted(TOP_LEVEL):
+        path = root / name
+        if path.is_symlink() and not path.exists():
+            yield InvalidFile(path, "is a link to a file that does not exist; it is not served")
+        if not path.is_dir():
+            continue  # loading reports a link of tidings.toml
+        if not path.resolve().is_relative_to(root):
+            yield InvalidFile(path, "is a link out of the workspace, and not served; replace it by a copy")
+            continue
         for folder, folders, files in os.walk(root / name):
             folders[:] = [each for each in folders if not is_ignored(each)]
             for each in [*folders, *files]:
@@ -142,24 +157,27 @@ def _check_registration(path: Path, content: dict[str, Any]) -> Iterator[Invalid
 def _check_script(root: Path, path: Path) -> Iterator[InvalidFile]:
     """Check a file that runs, or that its author may expect to run."""
     content = read_file(root, path)
+    has_mark = content.startswith(codecs.BOM_UTF8 + b"#!")
+    content = content.removeprefix(codecs.BOM_UTF8)
     first, _, rest = content.partition(b"\n")
     is_executable, is_script = os.access(path, os.X_OK), content.startswith(b"#!")
     is_sourced = path.name == "register.sh"
     # Other files in the folder of a tool are for its own use.
     is_tool = path.parent == root / "tools" or get_stem(path.name) == "tool"
+    # An executable Python file without a shebang is a Python tool.
+    needing_shebang = {"", *SCRIPT_SUFFIXES} - ({".py"} if is_tool else set())
     is_started = is_tool or path.parent == root / "server.d"
     if not (is_executable or is_script or is_sourced) or content.startswith(_BINARIES):
         return
-    if b"\r\n" in content and path.suffix != ".py":
+    if has_mark:
+        yield InvalidFile(path, "starts with a byte order mark (BOM), and can't be started; save it without BOM", 1)
+    if b"\r\n" in content and (path.suffix != ".py" or (is_executable and is_script and first.endswith(b"\r"))):
         line = content.count(b"\n", 0, content.index(b"\r\n")) + 1
         yield InvalidFile(path, "has Windows line ends (CRLF), with which a script does not run; save it with LF", line)
     if is_script:
         yield from _check_interpreter(path, first.decode("utf-8", "replace"))
-    elif is_executable and is_started and not is_sourced and path.suffix in _SCRIPT_SUFFIXES:
+    elif is_executable and is_started and not is_sourced and path.suffix in needing_shebang:
         yield InvalidFile(path, "has no first line like #!/bin/sh, so it can't be started", 1)
-    needs_no_permission = path.suffix == ".py" or (path.suffix == ".sh" and path.parent != root / "tools")
-    if is_tool and not is_executable and not needs_no_permission:
-        yield InvalidFile(path, "the script is not executable and therefore not a tool; `chmod +x` makes it one", 1)
     if is_sourced and b"mcp_completion_register_manual" in rest:
         yield invalid_field(path, "mcp_completion_register_manual", _UNSUPPORTED["completions"])
 

@@ -51,6 +51,8 @@ class UnitContent:
     """The registries of `MCPServer` that serve only these items, and none of other units."""
     event: EventType | None = None
     """The event type that the unit declares."""
+    problems: tuple[Problem, ...] = ()
+    """The files that are not served although their author probably expects it. The items are valid nevertheless."""
 
     @property
     def folders(self) -> set[Path]:
@@ -110,6 +112,10 @@ class ItemTable:
             return set()
         self._exclusive = registries
         return self._units_by_key.keys()
+
+    def is_replaced(self, unit: Unit) -> bool:
+        """Return whether registered items replace all items of the unit's kind."""
+        return unit.kind in self._exclusive
 
     def find_served(self, key: ItemKey) -> LoadedItem | None:
         if not (items := self._units_by_key.get(key)):

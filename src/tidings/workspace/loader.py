@@ -21,7 +21,7 @@ from tidings.workspace.tools import load_tools
 from tidings.workspace.ui import load_page
 from tidings.workspace.units import Unit
 
-__all__ = ["LoadedUnit", "check_items", "list_other_files", "load_items"]
+__all__ = ["LoadedUnit", "check_items", "list_other_files", "load_content"]
 
 
 @dataclass
@@ -36,17 +36,17 @@ class LoadedUnit:
     """Files of other units that the items are loaded from."""
 
 
-def load_items(root: Path, settings: Settings, unit: Unit, files: list[Path]) -> list[LoadedItem]:
+def load_content(root: Path, settings: Settings, unit: Unit, files: list[Path]) -> UnitContent:
     match unit.kind:
         case "tools":
             return load_tools(root, settings, unit, files)
         case "resources":
             if unit.is_folder:
                 page = load_page(root, settings, root / unit.key, files, (root / unit.key).name)
-                return [page] if page else []
-            return _load_resources(root, settings, files)
+                return UnitContent([page] if page else [])
+            return UnitContent(_load_resources(root, settings, files))
         case "prompts":
-            return load_prompts(root, files)
+            return UnitContent(load_prompts(root, files))
     raise ValueError(f"{unit.kind} has no items of its own")
 
 

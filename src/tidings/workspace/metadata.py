@@ -91,6 +91,8 @@ def read_meta(root: Path, path: Path) -> dict[str, Any]:
 def parse_object(path: Path, data: bytes) -> dict[str, Any]:
     """Return the JSON object that a file contains or a script has printed; the error names `path`."""
     data = data.removeprefix(codecs.BOM_UTF8)
+    if not data.strip():
+        raise InvalidFile(path, "the file is empty; write a JSON object into it, or remove it")
     try:
         return msgspec.json.decode(data.decode("utf-8"), type=dict[str, Any])
     except UnicodeDecodeError as error:

@@ -1,4 +1,4 @@
-"""Registered items: `server.d/register.json`, or executables `server.d/register.*` that print the same.
+"""Registered items: `server.d/register.json`, or `register.sh` and executables `register.*` that print the same.
 
 ```json
 {"tools": [{"name": "greet", "path": "scripts/greet.sh", "inputSchema": {…}}],
@@ -24,13 +24,13 @@ from tidings.workspace.environment import add_env_script, build_environment
 from tidings.workspace.files import find_inside, read_state
 from tidings.workspace.items import LoadedItem, UnitContent
 from tidings.workspace.metadata import parse_object, read_file
-from tidings.workspace.problems import InvalidFile
+from tidings.workspace.problems import InvalidFile, Problem
 from tidings.workspace.process import run_process
 from tidings.workspace.prompts import make_prompt
 from tidings.workspace.resources import make_resource
 from tidings.workspace.settings import Settings
 from tidings.workspace.templates import make_template
-from tidings.workspace.tools import load_registered_tool
+from tidings.workspace.tools import is_unstarted_script, load_registered_tool
 
 __all__ = ["RegisterScripts", "select_scripts"]
 
@@ -47,7 +47,10 @@ _KNOWN_MEMBERS = frozenset({*_REGISTRIES, "completions", "version", "_meta", "ui
 
 
 def select_scripts(files: list[Path]) -> list[Path]:
-    """Return the executables among the unit's files, and `register.sh`. A `register.json` replaces all of them."""
+    """Return the executables among the unit's files, and `register.sh`. A `register.json` replaces all of them.
+
+    `register.sh` needs no permission, because bash sources it: mcp-bash-framework runs it without one, too.
+    """
     if any(path.name == "register.json" for path in files):
         return []
     return [path for path in files if path.name == "register.sh" or os.access(path, os.X_OK)]
@@ -119,7 +122,13 @@ class RegisterScripts:
             registration = _parse_registration(self._root, settings, path, output)
             items += registration.items
             exclusive |= registration.exclusive
-        return UnitContent(items, exclusive)
+        message = "is not executable and therefore does not run; `chmod +x` makes it run"
+        problems = tuple(
+            Problem(path.relative_to(self._root).as_posix(), None, message)
+            for path in files
+            if path.name != "register.sh" and is_unstarted_script(self._root, path)
+        )
+        return UnitContent(items, exclusive, problems=problems)
 
 
 def _parse_registration(root: Path, settings: Settings, source: Path, text: bytes) -> UnitContent:

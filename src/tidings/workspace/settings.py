@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +69,9 @@ _SECTIONS: dict[str, dict[str, tuple[type, ...]]] = {
     "resources": {"max_bytes": (int,)},
     "register": {"ttl": (int, float), "timeout": (int, float)},
     "events": {},
+    "policy": {setting.name: () for setting in fields(Policy)},
 }
+"""The settings of each section with their types. `Policy` checks the values of its own."""
 
 
 def read_tool_allowlist() -> frozenset[str] | None:
@@ -97,7 +99,6 @@ def list_faults(root: Path) -> list[InvalidFile]:
         values = tomllib.loads(text)
     except (InvalidFile, ValueError, RecursionError):
         return []
-    values.pop("policy", None)
     return list(_check_settings(path, text, values))
 
 
@@ -112,13 +113,11 @@ def _load_toml(path: Path, root: Path) -> Settings:
         raise InvalidFile(path, f"not TOML: {error}", int(found[1]) if found else len(text.splitlines())) from None
     except RecursionError:
         raise InvalidFile(path, "not TOML: it is nested too deeply") from None
-    policy = values.pop("policy", {})
-    if not isinstance(policy, dict):
-        raise InvalidFile(path, f"policy is {policy!r}; it must be a section, [policy]", _find_line(text, "policy"))
-    sections = {"": {key: value for key, value in values.items() if not isinstance(value, dict)}}
-    sections |= {key: value for key, value in values.items() if isinstance(value, dict)}
     for fault in _check_settings(path, text, values):
         raise fault
+    policy = values.pop("policy", {})
+    sections = {"": {key: value for key, value in values.items() if not isinstance(value, dict)}}
+    sections |= {key: value for key, value in values.items() if isinstance(value, dict)}
     chosen: dict[str, Any] = {**sections[""], **sections.get("tools", {})}
     for section in ("resources", "register"):
         chosen |= {f"{section}_{key}": value for key, value in sections.get(section, {}).items()}
@@ -136,33 +135,56 @@ def _load_toml(path: Path, root: Path) -> Settings:
 
 def _check_settings(path: Path, text: str, values: dict[str, Any]) -> Iterator[InvalidFile]:
     for key, value in values.items():
-        section, fields = (key, value) if isinstance(value, dict) else ("", {key: value})
-        for name, field_value in fields.items():
+        is_section = isinstance(value, dict) and key not in _SECTIONS[""]
+        if is_section and (not key or key not in _SECTIONS):
+            advice = _suggest(key, _SECTIONS.keys() - {""}, "[{}]")
+            yield InvalidFile(path, f"[{key}] is not a section; {advice}", _find_line(text, f"[{key}]"))
+            continue
+        section, settings = (key, value) if is_section else ("", {key: value})
+        for name, setting in settings.items():
             try:
-                _check_setting(path, text, section, name, field_value)
+                _check_setting(path, text, section, name, setting)
             except InvalidFile as fault:
                 yield fault
 
 
 def _check_setting(path: Path, text: str, section: str, key: str, value: Any) -> None:
-    known = _SECTIONS.get(section)
+    known = _SECTIONS[section]
     name = f"[{section}] {key}" if section else key
-    line = _find_line(text, key, section)
+    line = _find_line(text, key, section) or _find_line(text, f"{section}.{key}")
     if not section and key in _SECTIONS:
         raise InvalidFile(path, f"{key} is {value!r:.60}; it must be a section, [{key}]", line)
-    if known is None or key not in known:
-        names = sorted(known or _SECTIONS.keys() - {""} | {"policy"})
-        import difflib  # here, because a server seldom needs it
-
-        similar = difflib.get_close_matches(key if known else section, names, n=1)
-        advice = f"did you mean {similar[0]}?" if similar else f"use one of {', '.join(names)}"
+    if key not in known:
+        owner = next((each for each, settings in _SECTIONS.items() if key in settings), None)
+        if owner is None:
+            advice = _suggest(key, known, "{}")
+        else:
+            advice = f"it belongs in [{owner}]" if owner else "it belongs above the first section"
         raise InvalidFile(path, f"{name} is not a setting; {advice}", line)
+    if section == "policy":
+        return
     is_list = isinstance(value, list) and all(isinstance(element, str) for element in value)
     if not isinstance(value, known[key]) or isinstance(value, bool) or (list in known[key] and not is_list):
         expected = {str: "a string", list: "a list of strings", int: "a number"}[known[key][0]]
         raise InvalidFile(path, f"{name} is {value!r}; it must be {expected}", line)
     if isinstance(value, int | float) and not value >= _MINIMUM:
         raise InvalidFile(path, f"{name} is {value!r}; it must be at least {_MINIMUM}", line)
+    if name == "name" and isinstance(value, str) and not value.strip():
+        raise InvalidFile(
+            path, "name is empty; write one, or remove the line: then the name of the folder is used", line
+        )
+
+
+def _suggest(name: str, known: Iterable[str], form: str) -> str:
+    """Return advice with the most similar of the known names, or with all of them."""
+    import difflib  # here, because a server seldom needs it
+
+    names = sorted(known)
+    if not names:
+        return "this section has none"
+    if similar := difflib.get_close_matches(name.lower(), names, n=1):
+        return f"did you mean {form.format(similar[0])}?"
+    return f"use one of {', '.join(map(form.format, names))}"
 
 
 def _find_line(text: str, key: str, section: str = "") -> int | None:

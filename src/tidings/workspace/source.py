@@ -35,7 +35,7 @@ from tidings.workspace.events import load_event
 from tidings.workspace.executable import ExecutableTool
 from tidings.workspace.files import IGNORE_FILES, FileChecker, list_inodes, read_state, walk
 from tidings.workspace.items import ItemKey, ItemTable, LoadedItem, UnitContent, make_item
-from tidings.workspace.loader import LoadedUnit, check_items, list_other_files, load_items
+from tidings.workspace.loader import LoadedUnit, check_items, list_other_files, load_content
 from tidings.workspace.problems import Problem, digest_problems, find_problem
 from tidings.workspace.python import StillLoading, unload_modules, wait_for_loading
 from tidings.workspace.register import RegisterScripts, select_scripts
@@ -57,6 +57,13 @@ ERRORS = "tidings://errors"
 
 _DEFAULT_VERSION = "0.0.0"
 """The version of a workspace without one, because clients expect one. mcp-bash-framework uses the same."""
+
+_SERVES_NOTHING = Problem(
+    ".",
+    None,
+    "this folder serves nothing yet; add a file to tools/, prompts/ or resources/, or create examples with "
+    "`tidings new DIR`",
+)
 
 _UNKNOWN = ("unknown",)
 """The state of a unit that the next scan must load again."""
@@ -116,6 +123,8 @@ class Workspace(Source):
         self._served: dict[ItemKey, LoadedItem] = {}
         """The items in the SDK's registries and in the catalog. It changes together with them."""
         self._failed: dict[Unit, Problem] = {}
+        self._incomplete: set[Unit] = set()
+        """The units whose content has problems."""
         self._loading: set[Path] = set()
         """The Python files that the last scan did not wait for."""
         self._event_types = EventTypes()
@@ -125,11 +134,11 @@ class Workspace(Source):
         self.tracer = Tracer()
         self._problems: tuple[Problem, ...] = ()
         errors = FunctionResource.from_function(
-            lambda: "\n".join(map(str, self._problems)),
+            lambda: "\n".join(map(str, self.problems)),
             uri=ERRORS,
             name="errors",
             title="Errors of this workspace",
-            description="Files that could not be loaded, and why. Empty if there are none.",
+            description="Files that are not served as they are, and why. Empty if there are none.",
             mime_type="text/plain",
         )
         internals.registry_of(self.server, "resources")[ERRORS] = errors
@@ -144,6 +153,8 @@ class Workspace(Source):
         if scripts := self._list_scripts():
             self._scripts.run_blocking(self.settings, scripts)
             self.rescan(scripts)
+        if _SERVES_NOTHING in self.problems:
+            logger.warning("%s", _SERVES_NOTHING)
 
     def serve_events(self, types: EventTypes) -> None:
         """Declare the event types of the files among those of the server, also when a file changes."""
@@ -155,7 +166,10 @@ class Workspace(Source):
 
     @property
     def problems(self) -> tuple[Problem, ...]:
-        return self._problems
+        """The problems of the files, or, if there are none and nothing is served, just that."""
+        if self._problems or self._served or any(each.content.event for each in list(self._units.values())):
+            return self._problems
+        return (_SERVES_NOTHING,)
 
     # The interface that Live uses
 
@@ -174,8 +188,8 @@ class Workspace(Source):
                     resources.deleted(uri)
             for uri, etag in etags.items():
                 resources.updated(uri, etag=etag)
-            if self._problems or resources.content(ERRORS).revision:
-                resources.updated(ERRORS, etag=digest_problems(self._problems))
+            if self.problems or resources.content(ERRORS).revision:
+                resources.updated(ERRORS, etag=digest_problems(self.problems))
 
     def read_items(self, feature: Feature, on_invalid: object = None) -> list[dict[str, Any]]:
         # Taking `_lock` could deadlock here: loading takes the catalog's lock while it holds `_lock`, and the caller of
@@ -407,6 +421,7 @@ class Workspace(Source):
             self._failed[unit] = problem
         else:
             self._failed.pop(unit, None)
+        (self._incomplete.add if new.content.problems and problem is None else self._incomplete.discard)(unit)
         if new.content.event is not None:
             self._event_types.declare(new.content.event, replaces=True)
         elif old.content.event is not None:
@@ -454,7 +469,7 @@ class Workspace(Source):
             return UnitContent()
         if unit.kind == "events":
             return UnitContent(event=load_event(self.root, self.settings, files[0]))
-        return UnitContent(load_items(self.root, self.settings, unit, files))
+        return load_content(self.root, self.settings, unit, files)
 
     def _apply_settings(self, settings: Settings) -> None:
         self.settings = settings
@@ -487,8 +502,15 @@ class Workspace(Source):
 
     def _publish(self, keys: set[ItemKey]) -> None:
         """Update the SDK's registries and the catalog with the loaded items, in one commit."""
-        problems = tuple(sorted([*self._failed.values(), *self._table.list_conflicts()], key=str))
+        incomplete = [
+            problem
+            for unit in self._incomplete
+            if not self._table.is_replaced(unit)
+            for problem in self._units[unit].content.problems
+        ]
+        problems = tuple(sorted([*self._failed.values(), *incomplete, *self._table.list_conflicts()], key=str))
         self._log_problems(problems)
+        previous_problems = self.problems
         previous = [item for key in keys if (item := self._served.get(key)) is not None]
         if self._catalog is None:
             self._register(keys)
@@ -509,9 +531,9 @@ class Workspace(Source):
             removed = {uri for item in previous for uri in item.etags} - present
             for uri in sorted(removed.difference(self._list_etags()) if removed else ()):
                 self._catalog.resources.deleted(uri)
-            if problems != self._problems:
-                self._problems = problems
-                self._catalog.resources.updated(ERRORS, etag=digest_problems(problems))
+            self._problems = problems
+            if self.problems != previous_problems:
+                self._catalog.resources.updated(ERRORS, etag=digest_problems(self.problems))
 
     def _log_problems(self, problems: tuple[Problem, ...]) -> None:
         """Log each new problem, and each file that has none any more."""

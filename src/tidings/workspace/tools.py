@@ -3,35 +3,44 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from tidings.workspace.executable import make_executable
-from tidings.workspace.items import LoadedItem
+from tidings.workspace.items import LoadedItem, UnitContent
 from tidings.workspace.metadata import read_comment, read_meta, split_meta
-from tidings.workspace.problems import InvalidFile
+from tidings.workspace.problems import InvalidFile, Problem
 from tidings.workspace.python import load_python
 from tidings.workspace.reading import open_inside
 from tidings.workspace.settings import Settings
 from tidings.workspace.ui import link_page, load_page
 from tidings.workspace.units import Unit, get_stem
 
-__all__ = ["load_registered_tool", "load_tools"]
-
+__all__ = ["SCRIPT_SUFFIXES", "is_unstarted_script", "load_registered_tool", "load_tools"]
 
 _DOCUMENTS = frozenset({".md", ".txt", ".rst", ".html", ".json", ".yaml", ".yml", ".toml", ".ini", ".csv", ".xml"})
 """Suffixes of files that are no tools although they are executable, as all files are on some file systems."""
 
+SCRIPT_SUFFIXES = frozenset({".bash", ".js", ".lua", ".mjs", ".php", ".pl", ".py", ".rb", ".sh", ".ts"})
+"""Suffixes of files that are probably meant to run."""
 
-def load_tools(root: Path, settings: Settings, unit: Unit, files: list[Path]) -> list[LoadedItem]:
+
+def load_tools(root: Path, settings: Settings, unit: Unit, files: list[Path]) -> UnitContent:
     if not unit.is_folder:
-        return _load_tool(root, settings, files, None)
-    items: list[LoadedItem] = []
-    for folder, tool_files in _find_tool_folders(files).items():
+        items = _load_tool(root, settings, files, None)
+        return UnitContent(items, problems=_find_unstarted(root, files, False))
+    items = []
+    problems: tuple[Problem, ...] = ()
+    folders = _find_tool_folders(files)
+    for folder, tool_files in folders.items():
         page = load_page(root, settings, folder / "ui", files, folder.name)
         items += _load_tool(root, settings, tool_files, folder, page)
         items += [page] if page else []
-    return items
+        problems += _find_unstarted(root, tool_files, True)
+    if not folders and not unit.is_helper:
+        problems = _find_misnamed(root, root / unit.key, files)
+    return UnitContent(items, problems=problems)
 
 
 def _find_tool_folders(files: list[Path]) -> dict[Path, list[Path]]:
@@ -53,7 +62,7 @@ def _load_tool(
     items: list[LoadedItem] = []
     for path in scripts:
         described = meta if meta_path else {}
-        if path.suffix == ".py" and not os.access(path, os.X_OK):
+        if path.suffix == ".py" and not _is_executable(root, path):
             items += load_python(root, path, described, meta_path)
         else:
             described = read_comment(root, path) | described
@@ -72,11 +81,50 @@ def load_registered_tool(root: Path, settings: Settings, path: Path, meta: dict[
 
 def _is_tool(root: Path, path: Path, is_folder: bool) -> bool:
     """Return whether a file is a tool. A README, data or a helper module is not."""
-    if os.access(path, os.X_OK):
+    if _is_executable(root, path):
         return path.suffix not in _DOCUMENTS or _has_shebang(root, path)
     return not path.name.startswith("_") if path.suffix == ".py" else is_folder and path.suffix == ".sh"
 
 
+def _is_executable(root: Path, path: Path) -> bool:
+    """Return whether a file is started as a program. On some file systems, all files may be: Python files are not."""
+    return os.access(path, os.X_OK) and (path.suffix != ".py" or _has_shebang(root, path))
+
+
+def is_unstarted_script(root: Path, path: Path) -> bool:
+    """Return whether a file looks like a script, but is not executable."""
+    return not os.access(path, os.X_OK) and (path.suffix in SCRIPT_SUFFIXES or _has_shebang(root, path))
+
+
+def _find_unstarted(root: Path, files: list[Path], is_folder: bool) -> tuple[Problem, ...]:
+    """Return a problem for each script that is not a tool, because it can't be started."""
+    found: list[Problem] = []
+    for path in files:
+        if path.name.startswith("_") or _is_tool(root, path, is_folder) or not is_unstarted_script(root, path):
+            continue
+        message = "the script is not executable and therefore not a tool; `chmod +x` makes it one"
+        if not _has_shebang(root, path):
+            message = (
+                "is not a tool, because it is not executable and has no first line like #!/bin/sh; "
+                "add both, or start its name with _ if it is not meant as one"
+            )
+        found.append(Problem(path.relative_to(root).as_posix(), None, message))
+    return tuple(found)
+
+
+def _find_misnamed(root: Path, folder: Path, files: list[Path]) -> tuple[Problem, ...]:
+    """Return a problem for each script of a folder without a tool."""
+    if folder / "__init__.py" in files:
+        return ()  # a package that tools import
+    message = "is not a tool: in a folder, only tool.* is one; rename it, or start the folder's name with _"
+    return tuple(
+        Problem(path.relative_to(root).as_posix(), None, message)
+        for path in files
+        if path.parent == folder and (path.suffix == ".py" or _has_shebang(root, path))
+    )
+
+
 def _has_shebang(root: Path, path: Path) -> bool:
-    with open_inside(root, path) as file:
+    with suppress(OSError), open_inside(root, path) as file:
         return file.read(2) == b"#!"
+    return False  # not readable: if it is a tool, loading it reports the reason
