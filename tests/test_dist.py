@@ -7,7 +7,9 @@ finds no packages, the tests that need it are skipped.
 from __future__ import annotations
 
 import asyncio
+import os
 import re
+import shlex
 import subprocess
 import sys
 import tarfile
@@ -46,9 +48,19 @@ for module in pkgutil.walk_packages(tidings.__path__, "tidings."):
             importlib.import_module(module.name)
         except tidings.TidingsError as error:
             needs_extra = module.name.startswith(("tidings.client.adapters.", "tidings.cluster."))
-            assert needs_extra and "pip install" in str(error), error
+            assert needs_extra and "needs the extra" in str(error), error
 print(tidings.__file__)
 """
+
+NEEDS_EXTRA = {
+    "nats": ("-m", "tidings", "cluster", "status"),
+    "otlp": ("-m", "tidings", "serve", ".", "--stdio"),
+    "google-adk": ("-c", "import tidings.client.adapters.google_adk"),
+    "langchain": ("-c", "import tidings.client.adapters.langchain"),
+    "openai-agents": ("-c", "import tidings.client.adapters.openai_agents"),
+    "pydantic-ai": ("-c", "import tidings.client.adapters.pydantic_ai"),
+}
+"""What needs an extra, as arguments of Python. For `fastmcp`, the program of the user fails before it calls Tidings."""
 
 
 @pytest.fixture(scope="module")
@@ -64,9 +76,7 @@ def environment(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Install the wheel into an empty environment, with the versions of the lock; return the folder of its programs."""
     folder = tmp_path_factory.mktemp("environment")
     subprocess.run([sys.executable, "-m", "venv", folder], check=True, timeout=DEADLINE)
-    lock = (ROOT / "requirements" / "run.lock").read_text()
-    constraints = folder / "constraints.txt"
-    constraints.write_text("\n".join(f"{name}=={version}" for name, version in _pinned(lock)))
+    constraints = _constraints(ROOT / "requirements" / "run.lock", folder)
     pip = [str(folder / "bin" / "python"), "-m", "pip", "--disable-pip-version-check"]
     done = subprocess.run(
         [*pip, "install", "--quiet", "-c", str(constraints), str(next(dist.glob("*.whl")))],
@@ -81,8 +91,12 @@ def environment(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "bin"
 
 
-def _pinned(lock: str) -> list[tuple[str, str]]:
-    return re.findall(r"^([\w.-]+)(?:\[[^\]]*\])?==([^\s;]+)", lock, re.MULTILINE)
+def _constraints(lock: Path, folder: Path) -> Path:
+    """Write the versions of a lock file as constraints for pip, without the hashes."""
+    pinned = re.findall(r"^([\w.-]+)(?:\[[^\]]*\])?==([^\s;]+)", lock.read_text(), re.MULTILINE)
+    constraints = folder / "constraints.txt"
+    constraints.write_text("\n".join(f"{name}=={version}" for name, version in pinned))
+    return constraints
 
 
 def test_wheel_has_every_file_of_the_package(dist: Path) -> None:
@@ -155,3 +169,56 @@ def test_live_works_without_extras(environment: Path, tmp_path: Path, monkeypatc
             assert (await client.list_tools(cache_mode="bypass")).tools == []
 
     asyncio.run(scenario())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "arguments", ["cluster status", "serve --port 0 --workers 2", "serve --port 0 --nats nats://x"]
+)
+def test_command_that_needs_an_extra_names_it_in_one_line(arguments: str, environment: Path, tmp_path: Path) -> None:
+    (tmp_path / "tools").mkdir()  # makes the folder a workspace
+    command = [str(environment / "tidings"), *arguments.split()]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=DEADLINE, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.fullmatch(r'tidings: [^\n]+ needs the extra "nats" of Tidings: [^\n]+\n', done.stderr)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("extra", NEEDS_EXTRA)
+def test_command_in_the_error_installs_the_missing_extra(extra: str, environment: Path, tmp_path: Path) -> None:
+    (tmp_path / "tools").mkdir()  # makes the folder a workspace
+    # A new environment for each extra, on top of the one with the wheel.
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "env"], check=True, timeout=DEADLINE)
+    folders = ["-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
+    python = tmp_path / "env" / "bin" / "python"
+    below, own = (subprocess.check_output([each, *folders], text=True) for each in (environment / "python", python))
+    (Path(own.strip()) / "below.pth").write_text(below)
+    lock = ROOT / "requirements" / ("test.lock" if extra in ("nats", "otlp") else "adapters.lock")
+    variables = {
+        **{name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
+        "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1" if extra == "otlp" else "",
+        "PIP_CONSTRAINT": str(_constraints(lock, tmp_path)),
+        "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+    }
+
+    def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            command,
+            cwd=tmp_path,
+            env=variables,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+
+    missing = f' needs the extra "{extra}" of Tidings: '
+    printed = run(python, *NEEDS_EXTRA[extra]).stderr.partition(missing)[2].splitlines()
+    assert printed
+    assert shlex.split(printed[0])[0] == str(python)
+    installed = run(*shlex.split(printed[0]))
+    assert installed.returncode == 0, installed.stderr
+    now = run(python, *NEEDS_EXTRA[extra])
+    assert missing not in now.stderr
+    assert "Traceback" not in now.stderr

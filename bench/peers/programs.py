@@ -23,6 +23,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from tidings.errors import missing_extra
+
 __all__ = [
     "CORES",
     "HERE",
@@ -107,7 +109,7 @@ class Peer:
             try:
                 import fastmcp  # noqa: F401
             except ImportError:
-                return "needs FastMCP: pip install 'tidings[fastmcp]'"
+                return str(missing_extra("this server", "fastmcp"))
         return None
 
 

@@ -19,6 +19,7 @@ __all__ = [
     "TidingsError",
     "TooManyStreams",
     "UnsupportedEventLoop",
+    "missing_extra",
 ]
 
 
@@ -75,3 +76,26 @@ class Disconnected(TidingsError, ConnectionError):
 
 class NotSupported(TidingsError):
     """The server does not support, or does not grant, what a client asks for."""
+
+
+def missing_extra(feature: str, extra: str) -> TidingsError:
+    """Return the error for a feature whose packages are not installed. It ends with the command that installs them.
+
+    The command names the packages and not Tidings, so that it works for every way in which Tidings was installed.
+    """
+    # Imported here, because every program that uses Tidings imports this module.
+    import shlex
+    import sys
+    from importlib.metadata import PackageNotFoundError, requires
+    from importlib.util import find_spec
+
+    message = f'{feature} needs the extra "{extra}" of Tidings'
+    try:
+        lines = [line.partition(";") for line in requires("tidings") or ()]
+    except PackageNotFoundError:  # Tidings was copied and not installed
+        return TidingsError(message)
+    packages = [package.strip() for package, _, marker in lines if marker.strip() == f"extra == '{extra}'"]
+    python = sys.executable or "python"
+    # An environment of uv has no pip.
+    pip = [python, "-m", "pip", "install"] if find_spec("pip") else ["uv", "pip", "install", "--python", python]
+    return TidingsError(f"{message}: {shlex.join([*pip, *packages])}")

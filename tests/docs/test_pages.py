@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from dataclasses import fields
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from tests.support.doc_blocks import SHELLS, Session, read_blocks
 from tidings import Policy
 
 ROOT = Path(__file__).parents[2]
+EXTRAS = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 FAST = ("README.md", "tutorial.md")
 """`make test-all` runs the other pages, too."""
@@ -52,6 +54,18 @@ def _anchors(page: Path) -> set[str]:
 def test_the_index_names_every_page() -> None:
     named = set(re.findall(r"\]\((\w+\.md)\)", (ROOT / "docs/index.md").read_text()))
     assert named == {page.name for page in (ROOT / "docs").glob("*.md")} - {"index.md"}
+
+
+def test_the_install_page_names_every_extra() -> None:
+    section = (ROOT / "docs/install.md").read_text().partition("\n## Extras\n")[2].partition("\n## ")[0]
+    assert set(re.findall(r"`([\w-]+)`", section)) >= EXTRAS - {"dev"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_install_lines_are_where_the_release_checklist_says_and_name_extras_that_exist(page: Path) -> None:
+    found = re.findall(r"install '?(?:tidings|\.)(?:\[([\w,-]+)\]'|[`\n])", page.read_text())
+    assert not found or page.name in ("README.md", "CONTRIBUTING.md", "install.md")
+    assert {extra for each in found if each for extra in each.split(",")} <= EXTRAS
 
 
 def test_every_module_that_the_architecture_names_exists() -> None:

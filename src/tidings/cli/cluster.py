@@ -72,11 +72,8 @@ def status(
 
 
 def _read(url: str, credentials: Path | None, name: str | None, timeout: float) -> list[ClusterStatus]:
-    try:
-        from tidings.cluster.nats import Nats
-    except ModuleNotFoundError as error:
-        fail(f"this needs the package {error.name}: pip install 'tidings[nats]'")
     from tidings.cli.remote import run
+    from tidings.cluster.nats import Nats
     from tidings.cluster.status import read_status
 
     async def read() -> list[ClusterStatus]:

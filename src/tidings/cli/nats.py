@@ -45,13 +45,9 @@ def open_nats(
     """Yield the options to connect to NATS, and a function that starts the embedded server again if it has ended.
 
     `nats` is a URL or "embedded". `folder` is the workspace, in which the embedded server keeps its data."""
-    try:
-        from tidings.cluster.embedded import EmbeddedNats
-        from tidings.cluster.nats import Nats
-    except ModuleNotFoundError as error:
-        raise TidingsError(
-            f"several workers and --nats need the package {error.name}: pip install 'tidings[nats]'"
-        ) from None
+    from tidings.cluster.embedded import EmbeddedNats
+    from tidings.cluster.nats import Nats
+
     if nats != EMBEDDED:
         Nats(nats, credentials=credentials)  # raises for an invalid URL, once and not in each worker
         yield NatsOptions(nats, credentials), lambda: None

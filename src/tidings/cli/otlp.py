@@ -19,6 +19,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from tidings.errors import missing_extra
 from tidings.server.process_exit import run_at_exit
 
 if TYPE_CHECKING:
@@ -118,7 +119,7 @@ def _set_up(service: str) -> list[Callable[[], object]]:
 
         exporters: dict[str, Any] = {signal: _import_exporter(signal) for signal in endpoints}
     except ImportError as error:
-        logger.warning("telemetry is not sent to %s: %s; install tidings[otlp]", destination, error)
+        logger.warning("telemetry is not sent to %s (%s): %s", destination, error, missing_extra("OTLP", "otlp"))
         return []
     if not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
         logger.info("telemetry uses the providers that this process already has")

@@ -18,7 +18,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 
-from tidings.errors import TidingsError
+from tidings.errors import TidingsError, missing_extra
 
 __all__ = ["EmbeddedNats"]
 
@@ -190,7 +190,7 @@ def _executable() -> Path:
     for file in files:
         if file.name in ("nats-server", "nats-server.exe"):
             return Path(str(file.locate())).resolve()
-    raise TidingsError("the embedded NATS server is not installed: pip install 'tidings[nats]'")
+    raise missing_extra("the embedded NATS server", "nats")
 
 
 def _wait_for_port(process: subprocess.Popen[bytes], ports: Path, log: Path) -> int:

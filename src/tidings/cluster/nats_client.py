@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Any, cast
 from urllib.parse import unquote, urlsplit
 
-from tidings.errors import TidingsError
+from tidings.errors import TidingsError, missing_extra
 
 try:
     import nats.aio.client
     import nats.errors
     from nats.aio.msg import Msg
-except ModuleNotFoundError as error:
-    raise TidingsError("a cluster on NATS needs more packages: pip install 'tidings[nats]'") from error
+except ImportError as error:
+    raise missing_extra("NATS, which connects workers and replicas,", "nats") from error
 
 __all__ = ["Client", "Lost", "Msg", "NatsError", "Options", "Refused", "connect", "request_json"]
 

@@ -13,16 +13,11 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from tidings.client import Mirror
 from tidings.errors import TidingsError
 
-__all__ = ["LONGEST_WAIT", "call_tool", "current_tools", "missing_extra", "result_text"]
+__all__ = ["LONGEST_WAIT", "call_tool", "current_tools", "result_text"]
 
 LONGEST_WAIT = 5.0
 """Seconds that a call waits for the lists that it has changed. A step with the old tools is better than a longer
 wait."""
-
-
-def missing_extra(package: str, extra: str) -> TidingsError:
-    """Return the error for a framework that is not installed."""
-    return TidingsError(f"the package {package} is not installed; install it with: pip install 'tidings[{extra}]'")
 
 
 def current_tools(mirror: Mirror) -> Mapping[str, types.Tool]:

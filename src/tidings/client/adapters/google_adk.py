@@ -7,14 +7,15 @@ from typing import Any
 import mcp_types as types
 
 from tidings.client import Mirror
-from tidings.client.adapters.calls import call_tool, current_tools, missing_extra
+from tidings.client.adapters.calls import call_tool, current_tools
+from tidings.errors import missing_extra
 
 try:
     from google.adk.tools.base_tool import BaseTool
     from google.adk.tools.base_toolset import BaseToolset
     from google.genai.types import FunctionDeclaration
-except ModuleNotFoundError as error:
-    raise missing_extra("google-adk", "google-adk") from error
+except ImportError as error:
+    raise missing_extra(__name__, "google-adk") from error
 
 __all__ = ["MirrorToolset"]
 

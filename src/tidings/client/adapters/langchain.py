@@ -11,13 +11,14 @@ from typing import Any
 import mcp_types as types
 
 from tidings.client import Mirror
-from tidings.client.adapters.calls import call_tool, current_tools, missing_extra, result_text
+from tidings.client.adapters.calls import call_tool, current_tools, result_text
+from tidings.errors import missing_extra
 
 try:
     from langchain.agents.middleware import AgentMiddleware
     from langchain_core.tools import StructuredTool, ToolException
-except ModuleNotFoundError as error:
-    raise missing_extra("langchain", "langchain") from error
+except ImportError as error:
+    raise missing_extra(__name__, "langchain") from error
 
 __all__ = ["MirrorMiddleware", "mirror_tools"]
 

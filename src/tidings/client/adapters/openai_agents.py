@@ -7,12 +7,13 @@ from typing import Any
 import mcp_types as types
 
 from tidings.client import Mirror
-from tidings.client.adapters.calls import call_tool, current_tools, missing_extra
+from tidings.client.adapters.calls import call_tool, current_tools
+from tidings.errors import missing_extra
 
 try:
     from agents.mcp import MCPServer
-except ModuleNotFoundError as error:
-    raise missing_extra("openai-agents", "openai-agents") from error
+except ImportError as error:
+    raise missing_extra(__name__, "openai-agents") from error
 
 __all__ = ["MirrorServer"]
 

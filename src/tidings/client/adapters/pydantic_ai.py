@@ -8,13 +8,14 @@ from typing import Any
 import mcp_types as types
 
 from tidings.client import Mirror
-from tidings.client.adapters.calls import call_tool, current_tools, missing_extra, result_text
+from tidings.client.adapters.calls import call_tool, current_tools, result_text
+from tidings.errors import missing_extra
 
 try:
     from pydantic_ai import BinaryContent, ModelRetry, RunContext, ToolDefinition
     from pydantic_ai.toolsets import AbstractToolset, ToolsetTool
-except ModuleNotFoundError as error:
-    raise missing_extra("pydantic-ai-slim", "pydantic-ai") from error
+except ImportError as error:
+    raise missing_extra(__name__, "pydantic-ai") from error
 from pydantic import TypeAdapter
 
 __all__ = ["MirrorToolset"]
