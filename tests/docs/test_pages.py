@@ -58,7 +58,7 @@ def test_the_index_names_every_page() -> None:
 
 def test_the_install_page_names_every_extra() -> None:
     section = (ROOT / "docs/install.md").read_text().partition("\n## Extras\n")[2].partition("\n## ")[0]
-    assert set(re.findall(r"`([\w-]+)`", section)) >= EXTRAS - {"dev"}
+    assert set(re.findall(r"`([\w-]+)`", section)) >= EXTRAS - {"dev", "test"}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
