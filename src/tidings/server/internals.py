@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 __all__ = [
     "WatchedDict",
     "WatchedSession",
-    "add_to_fastmcp",
     "buses_of",
     "claim_stdio",
     "connection_of",
@@ -53,6 +52,7 @@ __all__ = [
     "lowlevel_of",
     "notify_request",
     "registry_of",
+    "replace_in_fastmcp",
     "restart_idle_timeout",
     "session_of",
     "set_auth",
@@ -230,9 +230,20 @@ def fastmcp_registry(server: FastMCP[Any]) -> dict[str, Any]:
     return server.local_provider._components
 
 
-def add_to_fastmcp(server: FastMCP[Any], component: Any) -> None:
-    """Register a tool, prompt, resource or template. The public methods wrap it again."""
-    server.local_provider._add_component(component)
+def replace_in_fastmcp(server: FastMCP[Any], feature: Feature, components: list[Any]) -> None:
+    """Replace all versions of one item. With the public methods it would go to the end of its list."""
+    provider: Any = server.local_provider
+    for component in components:
+        provider._components[component.key] = component
+    if feature is Feature.TOOLS and has_input_schemas(lowlevel_of(server)):
+        provider._seed_schema(components[0].name, components)
+
+
+def has_input_schemas(lowlevel: Server[Any]) -> bool:
+    """Return whether a server keeps the input schemas of its tools in a second place, for the check of headers.
+
+    FastMCP does from version 4.2. Otherwise the SDK checks by the tools that the server lists."""
+    return lowlevel.get_tool_input_schema is not None
 
 
 def watch_mcpserver(
