@@ -19,6 +19,7 @@ __all__ = [
     "TidingsError",
     "TooManyStreams",
     "UnsupportedEventLoop",
+    "UnsupportedVersion",
 ]
 
 
@@ -60,6 +61,10 @@ class TooManyStreams(LimitReached):
 
 class UnsupportedEventLoop(TidingsError, RuntimeError):
     """The server runs on an event loop that is not one of asyncio."""
+
+
+class UnsupportedVersion(TidingsError, RuntimeError):
+    """The installed version of a package that Tidings uses is too old, or lacks something that Tidings needs."""
 
 
 class ChangesMissed(TidingsError):

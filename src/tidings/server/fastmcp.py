@@ -32,6 +32,7 @@ __all__ = ["FastMCPSource"]
 
 class FastMCPSource(Source):
     def __init__(self, server: FastMCP[Any]) -> None:
+        internals.check_fastmcp(server)
         self.server = server
         self.lowlevel = internals.lowlevel_of(server)
 
