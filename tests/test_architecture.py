@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 import tidings
+from tidings.server import internals
 
 SOURCE = Path(tidings.__file__).parent
 
 LAYERS = (
-    {"core", "errors", "policy"},
+    {"core", "dependencies", "errors", "policy"},
     {"store"},
     {"client"},
     {"server"},
@@ -26,7 +27,7 @@ LAYERS = (
 )
 """From bottom to top. A package imports from itself and from lower layers; those of the lowest also from each other."""
 RANK = {package: rank for rank, layer in enumerate(LAYERS) for package in layer}
-CLIENT_SIDE = {"client", "core", "errors", "policy"}
+CLIENT_SIDE = {"client", "core", "dependencies", "errors", "policy"}
 """The packages that `client` may import: it must not need the server side."""
 TESTING_SIDE = {"core", "errors", "policy", "store", "testing"}
 """The packages that `testing` may import, at any time."""
@@ -36,7 +37,7 @@ INPUT_OUTPUT = {
     *("asyncio", "concurrent", "http", "io", "multiprocessing", "os", "pathlib", "select", "selectors", "shutil"),
     *("socket", "sqlite3", "ssl", "subprocess", "tempfile", "urllib"),
 }
-ROOT_MODULES = {"__init__", "__main__", "errors", "live", "policy"}
+ROOT_MODULES = {"__init__", "__main__", "dependencies", "errors", "live", "policy"}
 
 MODULES = sorted(path.relative_to(SOURCE) for path in SOURCE.rglob("*.py") if "scaffold" not in path.parts)
 CORE = [path for path in MODULES if path.parts[0] == "core"]
@@ -160,6 +161,14 @@ def test_no_module_touches_private_names_of_another_module(path: Path) -> None:
     """`server/internals.py` alone knows the private parts of the SDK and FastMCP."""
     if path != Path("server/internals.py"):
         assert private_accesses(path) == set()
+
+
+def test_each_private_name_that_internals_use_is_checked_at_the_start() -> None:
+    tables = (internals.SDK_NAMES, internals.FASTMCP_NAMES, internals.OPENTELEMETRY_NAMES)
+    checked = {name for table in tables for names in table.values() for name in names}
+    used = {access.rpartition(".")[2] for access in private_accesses(Path("server/internals.py"))}
+
+    assert used <= checked | set(internals.FASTMCP_SCHEMA_NAMES)
 
 
 def test_importing_tidings_imports_neither_the_sdk_nor_an_event_loop() -> None:

@@ -23,7 +23,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tidings.errors import missing_extra
+from tidings.dependencies import missing_extra
 
 __all__ = [
     "CORES",

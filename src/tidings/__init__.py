@@ -69,6 +69,9 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     # Imported on demand, because these need the SDK, which takes most of a second to import.
     if name == "Live":
+        from tidings.dependencies import check_sdk
+
+        check_sdk()
         from tidings.live import Live
 
         return Live

@@ -19,7 +19,7 @@ __all__ = [
     "TidingsError",
     "TooManyStreams",
     "UnsupportedEventLoop",
-    "missing_extra",
+    "UnsupportedVersion",
 ]
 
 
@@ -63,6 +63,10 @@ class UnsupportedEventLoop(TidingsError, RuntimeError):
     """The server runs on an event loop that is not one of asyncio."""
 
 
+class UnsupportedVersion(TidingsError, RuntimeError):
+    """The installed version of a package that Tidings uses is too old, or lacks something that Tidings needs."""
+
+
 class ChangesMissed(TidingsError):
     """An in-process listener missed changes that the journal no longer has.
 
@@ -76,26 +80,3 @@ class Disconnected(TidingsError, ConnectionError):
 
 class NotSupported(TidingsError):
     """The server does not support, or does not grant, what a client asks for."""
-
-
-def missing_extra(feature: str, extra: str) -> TidingsError:
-    """Return the error for a feature whose packages are not installed. It ends with the command that installs them.
-
-    The command names the packages and not Tidings, so that it works for every way in which Tidings was installed.
-    """
-    # Imported here, because every program that uses Tidings imports this module.
-    import shlex
-    import sys
-    from importlib.metadata import PackageNotFoundError, requires
-    from importlib.util import find_spec
-
-    message = f'{feature} needs the extra "{extra}" of Tidings'
-    try:
-        lines = [line.partition(";") for line in requires("tidings") or ()]
-    except PackageNotFoundError:  # Tidings was copied and not installed
-        return TidingsError(message)
-    packages = [package.strip() for package, _, marker in lines if marker.strip() == f"extra == '{extra}'"]
-    python = sys.executable or "python"
-    # An environment of uv has no pip.
-    pip = [python, "-m", "pip", "install"] if find_spec("pip") else ["uv", "pip", "install", "--python", python]
-    return TidingsError(f"{message}: {shlex.join([*pip, *packages])}")

@@ -145,20 +145,16 @@ def test_registry_of_a_fastmcp_is_watched_and_used() -> None:
     server = FastMCP("board")
     woken: list[Any] = []
     internals.watch_fastmcp(server, lambda *change: woken.append(change), lambda: woken.append(None), threading.RLock())
+    provider = server.local_provider
     added: list[Any] = [
-        Tool.from_function(hello, name="t"),
-        Prompt.from_function(hello, name="p"),
-        Resource.from_function(hello, uri="a://r"),
-        ResourceTemplate.from_function(detail, uri_template="a://t/{number}"),
+        provider.add_tool(Tool.from_function(hello, name="t")),
+        provider.add_prompt(Prompt.from_function(hello, name="p")),
+        provider.add_resource(Resource.from_function(hello, uri="a://r")),
+        provider.add_template(ResourceTemplate.from_function(detail, uri_template="a://t/{number}")),
     ]
-    for component in added:
-        before = len(woken)
-        internals.add_to_fastmcp(server, component)
-        assert woken[before:] == [(component.key, None, component)]
-
+    assert woken == [(component.key, None, component) for component in added]
     assert [internals.fastmcp_registry(server)[each.key].key for each in added] == [each.key for each in added]
 
-    provider = server.local_provider
     for remove, key in (
         (provider.remove_tool, "t"),
         (provider.remove_prompt, "p"),

@@ -28,7 +28,6 @@ from tidings import Live
 from tidings.core.filters import Filter
 from tidings.core.model import Feature, Notification
 from tidings.errors import TidingsError
-from tidings.server import internals
 
 pytestmark = pytest.mark.anyio
 
@@ -268,18 +267,23 @@ async def test_change_of_a_fastmcp_reads_only_its_own_feature() -> None:
     server, counting = FastMCP("board"), CountingMiddleware()
     server.add_middleware(counting)
     live = Live(server)
-    added: list[tuple[Any, list[str]]] = [
-        (Tool.from_function(lambda: "", name="t"), ["tools/list"]),
-        (Prompt.from_function(lambda: "", name="p"), ["prompts/list"]),
-        (Resource.from_function(lambda: "", uri="a://r"), ["resources/list", "resources/templates/list"]),
+    provider = server.local_provider
+    added: list[tuple[Any, Any, list[str]]] = [
+        (provider.add_tool, Tool.from_function(lambda: "", name="t"), ["tools/list"]),
+        (provider.add_prompt, Prompt.from_function(lambda: "", name="p"), ["prompts/list"]),
+        (
+            provider.add_resource,
+            Resource.from_function(lambda: "", uri="a://r"),
+            ["resources/list", "resources/templates/list"],
+        ),
     ]
     async with Client(live.lowlevel) as client:
         await client.list_tools()
-        for component, methods in added:
+        for add, component, methods in added:
             counting.methods.clear()
             told: list[Notification] = []
             live.hub.subscribe(told.append, *Feature)
-            internals.add_to_fastmcp(server, component)
+            add(component)
             await until_told(told, 1)
             await until(lambda: live.list_reader.is_loaded)
             assert counting.methods == methods

@@ -18,8 +18,6 @@ __all__ = ["main"]
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command. Print an expected error as one line on standard error, and exit with status 2."""
-    from tidings.cli.serve_stdio import parse_arguments, serve_stdio
-
     _open_missing_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
         # As standard error: a server chooses the text, and the terminal may not have its characters.
@@ -27,13 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if arguments is None:
         arguments = sys.argv[1:]
     try:
-        options = parse_arguments(arguments)
-        if options is not None:
-            serve_stdio(options)
-        else:
-            from tidings.cli.commands import run
-
-            run(arguments)
+        _run(arguments)
     except TidingsError as error:
         from tidings.cli.output import fail
 
@@ -44,6 +36,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
         fail_on_os_error(error)
     except KeyboardInterrupt:
         raise SystemExit(130) from None
+
+
+def _run(arguments: Sequence[str]) -> None:
+    try:
+        from tidings.cli.serve_stdio import parse_arguments, serve_stdio
+
+        options = parse_arguments(arguments)
+        if options is not None:
+            serve_stdio(options)
+        else:
+            from tidings.cli.commands import run
+
+            run(arguments)
+    except ImportError:
+        from tidings.dependencies import check_sdk  # not before: most commands start faster without it
+
+        check_sdk()
+        raise
 
 
 def _open_missing_streams() -> None:

@@ -19,7 +19,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from tidings.errors import missing_extra
+from tidings.dependencies import missing_extra
 from tidings.server.process_exit import run_at_exit
 
 if TYPE_CHECKING:

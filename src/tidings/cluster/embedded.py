@@ -18,7 +18,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 
-from tidings.errors import TidingsError, missing_extra
+from tidings.dependencies import missing_extra
+from tidings.errors import TidingsError
 
 __all__ = ["EmbeddedNats"]
 

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, cast
 from urllib.parse import unquote, urlsplit
 
-from tidings.errors import TidingsError, missing_extra
+from tidings.dependencies import missing_extra
+from tidings.errors import TidingsError
 
 try:
     import nats.aio.client

@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any
 
-from tidings.http.disconnects import RequestReference
+from tidings.http.disconnects import RequestReference, check_uvicorn
 from tidings.http.local_addresses import make_security, needs_security
 from tidings.server import internals
 from tidings.server.garbage_collection import freeze_objects, restored_gc_settings
@@ -171,5 +171,7 @@ def serve_app(
         timeout_graceful_shutdown=1,  # the streams have ended; a request that hangs must not keep the process
         **options,
     )
+    config.load()
+    check_uvicorn()
     with restored_gc_settings(), suppress(KeyboardInterrupt):  # uvicorn raises it again after the shutdown
         Server(config).run(sockets=sockets)

@@ -13,7 +13,9 @@ A request is found by its `receive`, by its task, or by the reference that `Requ
 the app's own middleware runs. If something around the whole app replaces both `receive` and the task, the request is
 not found, and the gaps remain. Other servers are left alone.
 
-`tests/http/test_internals_uvicorn.py` checks every part of uvicorn that this module uses.
+`UVICORN_NAMES` has the parts of uvicorn that this module and `tidings.http.parking` use. A version that lacks one is
+refused by `live.run()` and `tidings serve`; if the user runs uvicorn, its connections are left alone.
+`tests/http/test_internals_uvicorn.py` uses each part.
 """
 
 from __future__ import annotations
@@ -21,16 +23,22 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import sys
 import weakref
 from collections.abc import Callable, MutableMapping
-from typing import Any, TypeAlias
+from functools import cache
+from operator import attrgetter
+from typing import Any, Final, TypeAlias
 
 from tidings.core.model import Reason
+from tidings.dependencies import Names, check_names, lacks
 
 __all__ = [
+    "UVICORN_NAMES",
     "ConnectionWatcher",
     "EndStream",
     "RequestReference",
+    "check_uvicorn",
     "find_request",
     "has_next_request",
     "mark_disconnected",
@@ -42,9 +50,46 @@ EndStream: TypeAlias = Callable[[Reason], None]
 """Ends a stream as soon as possible."""
 
 _UVICORN = "uvicorn.protocols.http."
+_REQUEST = [
+    "disconnected",
+    "flow",
+    "message_event",
+    "more_body",
+    "response_complete",
+    "response_started",
+    "scope",
+    "transport",
+]
+_PROTOCOL = [
+    "app",
+    "connection_lost",
+    "connections",
+    "data_received",
+    "eof_received",
+    "flow",
+    "pause_writing",
+    "resume_writing",
+    "server_state",
+    "shutdown",
+]
+UVICORN_NAMES: Final[Names] = {
+    f"{_UVICORN}h11_impl:H11Protocol": [*_PROTOCOL, "conn"],
+    f"{_UVICORN}h11_impl:RequestResponseCycle": _REQUEST,
+    f"{_UVICORN}httptools_impl:HttpToolsProtocol": [*_PROTOCOL, "cycle", "parser", "pipeline", "scope"],
+    f"{_UVICORN}httptools_impl:RequestResponseCycle": [*_REQUEST, "chunked_encoding"],
+    f"{_UVICORN}flow_control:FlowControl": ["resume_reading", "write_paused"],
+    "uvicorn.server:ServerState": ["total_requests"],
+}
 
 _EXTENSION = "dev.tidings/request"
 """The extension in the scope with the reference to uvicorn's request."""
+
+
+def check_uvicorn() -> None:
+    """Raise `UnsupportedVersion` if uvicorn lacks a part that Tidings uses. Only loaded protocols are checked."""
+    check_names(
+        "uvicorn", {owner: UVICORN_NAMES[owner] for owner in UVICORN_NAMES if owner.split(":")[0] in sys.modules}
+    )
 
 
 class RequestReference:
@@ -81,7 +126,9 @@ def find_request(scope: MutableMapping[str, Any], receive: Callable[..., Any]) -
     try:
         _check_attributes(request, request.transport.get_protocol())
     except AttributeError as error:
-        logger.debug("this version of uvicorn is not supported (%s); its connections are left alone", error)
+        owner = type(error.obj)
+        if any(kind.__module__.startswith("uvicorn.") for kind in owner.__mro__):  # and not another user's protocol
+            _warn_once(f"{owner.__module__}:{owner.__name__}.{error.name}")
         return None
     return request
 
@@ -170,14 +217,28 @@ def has_next_request(protocol: Any, request: Any) -> bool:
 
 
 def _check_attributes(request: Any, protocol: Any) -> None:
-    """Raise AttributeError if uvicorn lacks anything that this module and `tidings.http.parking` use."""
-    _ = request.scope, request.flow, request.more_body, request.message_event.set, request.transport.set_protocol
-    _ = request.disconnected, request.response_started, request.response_complete
-    if protocol is None:
-        return  # the connection is closed
-    _ = protocol.connections.discard, protocol.shutdown, protocol.data_received, protocol.eof_received
-    _ = protocol.pause_writing, protocol.resume_writing, protocol.connection_lost, protocol.app
-    _ = protocol.flow.resume_reading, protocol.flow.write_paused, protocol.server_state.total_requests
-    has_next_request(protocol, request)
-    if not hasattr(protocol, "conn"):
-        _ = protocol.parser, request.chunked_encoding
+    """Raise AttributeError if these objects lack a part that Tidings uses."""
+    of_request, of_protocol, of_flow, of_state = _getters(type(request).__module__)
+    of_request(request)
+    of_flow(request.flow)
+    if protocol is not None:  # otherwise the connection is closed
+        of_protocol(protocol)
+        of_state(protocol.server_state)
+
+
+@cache
+def _getters(module: str) -> list[attrgetter[Any]]:
+    """Return functions that get all used attributes of a request, a protocol, the flow control and the state."""
+    is_h11 = module.endswith("h11_impl")  # a further module of uvicorn is used if it is like that of httptools
+    kinds = (
+        f"{_UVICORN}h11_impl:RequestResponseCycle" if is_h11 else f"{_UVICORN}httptools_impl:RequestResponseCycle",
+        f"{_UVICORN}h11_impl:H11Protocol" if is_h11 else f"{_UVICORN}httptools_impl:HttpToolsProtocol",
+        f"{_UVICORN}flow_control:FlowControl",
+        "uvicorn.server:ServerState",
+    )
+    return [attrgetter(*UVICORN_NAMES[kind]) for kind in kinds]
+
+
+@cache
+def _warn_once(name: str) -> None:
+    logger.warning("the connections of uvicorn are left alone: %s", lacks("uvicorn", name))

@@ -13,7 +13,7 @@ or delays what is sent, if another request waits behind this one, and on other s
 A legacy stream remains a response of the SDK. If uvicorn serves the app itself and the app has no middleware,
 `direct_writer` writes the events of Tidings to the connection, which takes a third less CPU than `send()`.
 
-`tests/http/test_internals_uvicorn.py` checks every part of uvicorn that this module uses.
+`disconnects.UVICORN_NAMES` has the parts of uvicorn that this module uses.
 """
 
 from __future__ import annotations

@@ -32,6 +32,7 @@ __all__ = ["FastMCPSource"]
 
 class FastMCPSource(Source):
     def __init__(self, server: FastMCP[Any]) -> None:
+        internals.check_fastmcp(server)
         self.server = server
         self.lowlevel = internals.lowlevel_of(server)
 
@@ -72,19 +73,30 @@ class FastMCPSource(Source):
             if not replace:
                 raise already_exists(feature, key)
             self.remove(feature, key)
-        internals.add_to_fastmcp(self.server, component)
+        provider = self.server.local_provider
+        add = {
+            Feature.TOOLS: provider.add_tool,
+            Feature.PROMPTS: provider.add_prompt,
+            Feature.RESOURCES: provider.add_resource,  # a template, too
+        }[feature]
+        add(component)
 
     def remove(self, feature: Feature, key: str) -> None:
-        registry = internals.fastmcp_registry(self.server)
-        for component in self._find_registered(feature, key):  # one for each of its versions
-            del registry[component.key]
+        component = self._find_registered(feature, key)[0]
+        provider = self.server.local_provider
+        remove = {
+            Feature.TOOLS: provider.remove_tool,
+            Feature.PROMPTS: provider.remove_prompt,
+            Feature.RESOURCES: (
+                provider.remove_template if isinstance(component, self._kinds().template) else provider.remove_resource
+            ),
+        }[feature]
+        remove(key_of(component))  # all its versions
 
     def update(self, feature: Feature, key: str, fields: Mapping[str, Any]) -> None:
         found = self._find_registered(feature, key)
-        registry = internals.fastmcp_registry(self.server)
         copies = [copy_component(feature, key_of(each), each, fields, _to_definition)[0] for each in found]
-        for component, copy in zip(found, copies, strict=True):
-            registry[component.key] = copy
+        internals.replace_in_fastmcp(self.server, feature, copies)
 
     def delete(self, uri: str) -> None:
         with suppress(NotFound):  # a mounted one, for example

@@ -1,8 +1,8 @@
 """All private parts of the SDK, FastMCP and OpenTelemetry that Tidings uses.
 
-None of them has a public equivalent in the supported versions. `tests/server/test_internals.py` fails when one of them
-changes. The parts of uvicorn that Tidings relies on are named in `http/parking.py` and `http/disconnects.py`, and
-checked by `tests/http/test_internals_uvicorn.py`.
+None of them has a public equivalent in the supported versions. Their names are in a table for each package, and are
+checked at the start. A name can stay and lose its effect: `tests/server/test_internals.py` fails then. The parts of
+uvicorn that Tidings uses are in `http/disconnects.py`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 from mcp.server.session import ServerSession
@@ -21,6 +21,7 @@ from mcp.server.subscriptions import ListenHandler
 from opentelemetry import trace
 
 from tidings.core.model import Feature
+from tidings.dependencies import Names, check_names, check_sdk, warn_of_missing_names
 from tidings.server.methods import DISCOVER, LIST_METHODS, LISTEN
 
 if TYPE_CHECKING:
@@ -36,10 +37,14 @@ if TYPE_CHECKING:
     from mcp_types import RequestId, ServerNotification
 
 __all__ = [
+    "FASTMCP_NAMES",
+    "FASTMCP_SCHEMA_NAMES",
+    "OPENTELEMETRY_NAMES",
+    "SDK_NAMES",
     "WatchedDict",
     "WatchedSession",
-    "add_to_fastmcp",
     "buses_of",
+    "check_fastmcp",
     "claim_stdio",
     "connection_of",
     "fastmcp_endpoint",
@@ -53,6 +58,7 @@ __all__ = [
     "lowlevel_of",
     "notify_request",
     "registry_of",
+    "replace_in_fastmcp",
     "restart_idle_timeout",
     "session_of",
     "set_auth",
@@ -60,6 +66,56 @@ __all__ = [
     "watch_mcpserver",
     "write_stream_of",
 ]
+
+SDK_NAMES: Final[Names] = {
+    "mcp.server.connection:NotifyOnlyOutbound": ["_outbound"],
+    "mcp.server.lowlevel:Server": ["_handle_discover"],
+    "mcp.server.mcpserver:MCPServer": [
+        "_handle_list_prompts",
+        "_handle_list_resource_templates",
+        "_handle_list_resources",
+        "_handle_list_tools",
+        "_lowlevel_server",
+        "_prompt_manager",
+        "_resource_manager",
+        "_subscriptions",
+        "_token_verifier",
+        "_tool_manager",
+    ],
+    "mcp.server.mcpserver.prompts:PromptManager": ["_prompts"],
+    "mcp.server.mcpserver.resources:ResourceManager": ["_resources", "_templates"],
+    "mcp.server.mcpserver.tools:ToolManager": ["_tools"],
+    "mcp.server.session:ServerSession": ["_connection", "_request_outbound"],
+    "mcp.server.stdio": ["_claim_fd", "_open_stdin_diversion", "_open_stdout_diversion"],
+    "mcp.server.streamable_http:StreamableHTTPServerTransport": ["_idle_timeout", "_requests_in_flight"],
+    "mcp.server.streamable_http_manager:StreamableHTTPSessionManager": [
+        "_lifespan_state",
+        "_server_instances",
+        "_session_owners",
+    ],
+    "mcp.server.subscriptions:ListenHandler": ["_bus"],
+    "mcp.shared.jsonrpc_dispatcher:JSONRPCDispatcher": ["_write_stream"],
+}
+FASTMCP_NAMES: Final[Names] = {
+    "fastmcp:FastMCP": ["_mcp_server"],
+    "fastmcp.server.providers:LocalProvider": ["_components"],
+}
+FASTMCP_SCHEMA_NAMES: Final = ["_seed_schema"]
+"""Of the local provider of a server that keeps input schemas (`has_input_schemas`)."""
+OPENTELEMETRY_NAMES: Final[Names] = {"opentelemetry.trace": ["_TRACER_PROVIDER"]}
+"""Without it, Tidings makes spans that nobody collects."""
+
+check_sdk()
+check_names("mcp", SDK_NAMES)
+warn_of_missing_names("opentelemetry-api", OPENTELEMETRY_NAMES)
+
+
+def check_fastmcp(server: FastMCP[Any]) -> None:
+    """Raise `UnsupportedVersion` if this version of FastMCP lacks a name that Tidings uses."""
+    check_names("fastmcp", FASTMCP_NAMES)
+    if has_input_schemas(lowlevel_of(server)):
+        kind = type(server.local_provider)
+        check_names("fastmcp", {f"{kind.__module__}:{kind.__qualname__}": FASTMCP_SCHEMA_NAMES})
 
 
 def has_tracer() -> bool:
@@ -230,9 +286,20 @@ def fastmcp_registry(server: FastMCP[Any]) -> dict[str, Any]:
     return server.local_provider._components
 
 
-def add_to_fastmcp(server: FastMCP[Any], component: Any) -> None:
-    """Register a tool, prompt, resource or template. The public methods wrap it again."""
-    server.local_provider._add_component(component)
+def replace_in_fastmcp(server: FastMCP[Any], feature: Feature, components: list[Any]) -> None:
+    """Replace all versions of one item. With the public methods it would go to the end of its list."""
+    provider: Any = server.local_provider
+    for component in components:
+        provider._components[component.key] = component
+    if feature is Feature.TOOLS and has_input_schemas(lowlevel_of(server)):
+        provider._seed_schema(components[0].name, components)
+
+
+def has_input_schemas(lowlevel: Server[Any]) -> bool:
+    """Return whether a server keeps the input schemas of its tools in a second place, for the check of headers.
+
+    FastMCP does from version 4.2. Otherwise the SDK checks by the tools that the server lists."""
+    return lowlevel.get_tool_input_schema is not None
 
 
 def watch_mcpserver(

@@ -12,7 +12,7 @@ import mcp_types as types
 
 from tidings.client import Mirror
 from tidings.client.adapters.calls import call_tool, current_tools, result_text
-from tidings.errors import missing_extra
+from tidings.dependencies import missing_extra
 
 try:
     from langchain.agents.middleware import AgentMiddleware

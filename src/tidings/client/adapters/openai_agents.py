@@ -8,7 +8,7 @@ import mcp_types as types
 
 from tidings.client import Mirror
 from tidings.client.adapters.calls import call_tool, current_tools
-from tidings.errors import missing_extra
+from tidings.dependencies import missing_extra
 
 try:
     from agents.mcp import MCPServer
