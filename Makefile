@@ -16,7 +16,7 @@ LEVEL ?= test
 KEY := $(shell { cat requirements/*.lock pyproject.toml; echo '$(CURDIR) $(PYTHON) $(if $(UV),uv,pip)'; } \
 	| cksum | cut -d ' ' -f 1)
 CREATED := $(VENV)/.created-$(KEY)
-# What tells that requirements/NAME.lock is installed.
+# The files that mark requirements/NAME.lock as installed.
 RUN := $(VENV)/.run-$(KEY)
 TEST := $(VENV)/.$(LEVEL)-$(KEY)
 DEV := $(VENV)/.dev-$(KEY)
@@ -114,18 +114,17 @@ FRAMEWORKS := google-adk langchain openai-agents pydantic-ai
 COMPILE = "$(UV)" pip compile pyproject.toml --quiet --universal --python-version 3.11 --generate-hashes \
 	--no-emit-index-url --no-emit-find-links --no-emit-build-options --no-emit-index-annotation \
 	--custom-compile-command 'make lock' $(LOCK_ARGS)
-# The smaller locks have the versions of the largest. All contain the build backend, because the checkout is installed
-# with it.
-PART = printf 'hatchling\n' | $(COMPILE) - --constraint requirements/dev.lock
+# The locks below it use the versions of dev.lock. Each contains the build backend, which installs the checkout.
+SUBSET = printf 'hatchling\n' | $(COMPILE) - --constraint requirements/dev.lock
 
 # The files contain no addresses, so that they work with every index. Versions stay as they are if pyproject.toml allows
 # it; LOCK_ARGS=--upgrade updates them.
 lock: ## write the lock files from pyproject.toml (needs uv)
 	@command -v "$(UV)" >/dev/null || { echo 'make lock needs uv: pip install uv' >&2; exit 1; }
 	$(COMPILE) --extra dev --output-file requirements/dev.lock
-	$(PART) --output-file requirements/run.lock
-	$(PART) --extra nats --output-file requirements/image.lock
-	$(PART) --extra all --extra test --output-file requirements/test.lock
+	$(SUBSET) --output-file requirements/run.lock
+	$(SUBSET) --extra nats --output-file requirements/image.lock
+	$(SUBSET) --extra all --extra test --output-file requirements/test.lock
 	printf 'hatchling\nmypy\n' | $(COMPILE) - $(FRAMEWORKS:%=--extra %) --extra test --output-file requirements/adapters.lock
 	@if grep -n '://' requirements/*.lock; then echo 'a lock file names an address' >&2; exit 1; fi
 
@@ -145,23 +144,26 @@ $(CREATED):
 		exit 1; \
 	fi; \
 	rm -rf "$(VENV)"; \
-	if [ -n "$(UV)" ]; then "$(UV)" venv --quiet --python "$$python" "$(VENV)"; else "$$python" -m venv "$(VENV)"; fi; \
+	$(CREATE) || { echo '$(ADVICE)' >&2; exit 1; }; \
 	touch $@
 
 ifneq ($(UV),)
+CREATE = "$(UV)" venv --quiet --python "$$python" "$(VENV)"
 INSTALL := "$(UV)" pip install --quiet --python $(BIN)/python
-ADVICE := To build the environment with pip: make UV= …
+ADVICE := uv failed, see above. To use pip instead: make UV= …
 else
+CREATE = "$$python" -m venv "$(VENV)"
 INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check
-ADVICE := See above. If pip itself fails, update it, and repeat the command: $(BIN)/python -m pip install --upgrade pip
+ADVICE := pip failed, see above. If it finds no packages, check the network and `pip config list`; \
+	if it fails by itself, run `$(BIN)/python -m pip install --upgrade pip`. Then repeat the make command.
 endif
 
 # The locks are complete, so nothing is resolved: pip before 23.3 refuses a lock in which a package requires another one
 # with an extra.
 $(VENV)/.%-$(KEY): $(CREATED)
 	@echo 'Installing requirements/$*.lock into $(VENV) with $(if $(UV),uv,pip); this takes up to a minute, once …'
-	@{ $(INSTALL) --require-hashes --no-deps -r requirements/$*.lock && $(INSTALL) --no-deps --no-build-isolation -e .; } || \
-		{ echo '$(if $(UV),uv,pip) could not install requirements/$*.lock. $(ADVICE)' >&2; exit 1; }
+	@{ $(INSTALL) --require-hashes --no-deps -r requirements/$*.lock && $(INSTALL) --no-deps --no-build-isolation -e .; } \
+		|| { echo '$(ADVICE)' >&2; exit 1; }
 	@touch $@
 
 $(VENV)/.newest-$(KEY): $(CREATED)

@@ -35,20 +35,25 @@ class Machine:
 
     def __init__(self, folder: Path) -> None:
         self.checkout = folder / "tidings"
-        self.variables = {"HOME": str(folder), "PATH": "/usr/bin:/bin", "UV": ""}
+        home = folder / "home"
+        home.mkdir()
+        # Without the last one, make would use a uv in /usr/bin.
+        self.variables = {"HOME": str(home), "PATH": "/usr/bin:/bin", "UV": ""}
         subprocess.run(["git", "clone", "--quiet", ROOT, self.checkout], check=True)
 
-    def run(self, *command: str) -> str:
+    def run(self, *command: str, status: int = 0, **variables: str) -> str:
+        """Run a command, and return what it prints."""
         done = subprocess.run(
             command,
             cwd=self.checkout,
-            env=self.variables,
-            capture_output=True,
+            env=self.variables | variables,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             text=True,
             timeout=INSTALLATION,
             check=False,
         )
-        assert done.returncode == 0, done.stdout + done.stderr
+        assert done.returncode == status, done.stdout
         return done.stdout
 
     @contextmanager
@@ -112,3 +117,12 @@ def test_make_test_adds_what_the_tests_need(machine: Machine) -> None:
     chosen = "tests/core/test_hub.py tests/http/test_listen.py tests/test_repository.py"
     assert " passed" in machine.run("make", "test", f"PYTEST_ARGS=-q {chosen}")
     assert "No broken requirements" in machine.run(".venv/bin/python", "-m", "pip", "check")
+
+
+def test_make_says_in_one_line_what_to_try_if_an_installation_fails(machine: Machine) -> None:
+    no_index = {"PIP_INDEX_URL": "http://127.0.0.1:1", "PIP_RETRIES": "0", "PIP_NO_CACHE_DIR": "1"}
+    *_, advice, _ = machine.run("make", "VENV=.venv-failed", "run", status=2, **no_index).splitlines()
+    assert advice.startswith("pip failed, see above.")
+
+    *_, advice, _ = machine.run("make", "VENV=.venv-failed", "UV=/bin/false", "run", status=2).splitlines()
+    assert advice == "uv failed, see above. To use pip instead: make UV= …"

@@ -63,7 +63,7 @@ def test_the_install_page_names_every_extra() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_install_lines_are_where_the_release_checklist_says_and_name_extras_that_exist(page: Path) -> None:
-    found = re.findall(r"install '?(?:tidings|\.)(?:\[([\w,-]+)\]'|[`\n])", page.read_text())
+    found = re.findall(r"""install ['"]?(?:tidings|\.)(?:\[([\w,-]+)\]|[`\s])""", page.read_text())
     assert not found or page.name in ("README.md", "CONTRIBUTING.md", "install.md")
     assert {extra for each in found if each for extra in each.split(",")} <= EXTRAS
 
