@@ -5,6 +5,7 @@
 PYTHON ?=
 VENV ?= .venv
 UV ?= $(shell command -v uv 2>/dev/null)
+PORT ?= 8765
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
 LOCK_ARGS ?=
@@ -38,6 +39,7 @@ help: ## list the targets
 	@echo '  PYTHON=…       the Python to use, 3.11 or newer (otherwise the first one found)'
 	@echo '  VENV=…         the directory of the environment (otherwise .venv)'
 	@echo '  UV=            build the environment with pip, even if uv is present'
+	@echo '  PORT=…         the port of make run (otherwise 8765)'
 	@echo '  PYTEST_ARGS=…  LOCK_ARGS=…  BENCH_ARGS=…  passed on'
 
 # Serves a copy, so that the checkout stays as it is. The copy is kept for the next time.
@@ -45,12 +47,12 @@ run: $(RUN) ## serve the example workspace over HTTP, and say what to try
 	@[ -d .run/workspace ] || { mkdir -p .run && cp -R examples/workspace .run/workspace; }
 	@printf '%s\n' \
 		'Try, in another terminal:' \
-		"  $(BIN)/tidings watch http://127.0.0.1:8765/mcp --feature tools --uri 'workspace:///**'" \
+		"  $(BIN)/tidings watch http://127.0.0.1:$(PORT)/mcp --feature tools --uri 'workspace:///**'" \
 		'and in a third one, while that watches:' \
 		"  printf 'def hello() -> str:\n    return \"hi\"\n' > .run/workspace/tools/hello.py" \
-		"  $(BIN)/python examples/call.py http://127.0.0.1:8765/mcp add_task title='Ship it'" \
+		"  $(BIN)/python examples/call.py http://127.0.0.1:$(PORT)/mcp add_task title='Ship it'" \
 		'  rm .run/workspace/tools/hello.py' ''
-	@exec $(BIN)/tidings serve .run/workspace
+	@exec $(BIN)/tidings serve .run/workspace --port $(PORT)
 
 # Most tests wait for a process that they have started, so three files run side by side, also on two cores. Tests that
 # measure time run one by one afterwards. With PYTEST_ARGS there is one run of pytest, over all tests.

@@ -19,13 +19,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.waiting import until
+from tests.support.waiting import free_port, until
 
 ROOT = Path(__file__).parent.parent
 PYTHON = "/usr/bin/python3"
 INSTALLATION = 600.0
 """Seconds for an installation. Only one that hangs reaches it."""
-READY = "http://127.0.0.1:8765/health/ready"
 
 pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
@@ -81,9 +80,9 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Machine:
     return Machine(tmp_path_factory.mktemp("machine"))
 
 
-def is_ready() -> bool:
+def is_ready(port: int) -> bool:
     try:
-        with urllib.request.urlopen(READY, timeout=5) as response:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health/ready", timeout=5) as response:
             return bool(response.status == 200)
     except OSError:
         return False
@@ -95,10 +94,10 @@ def has_line(file: Path, pattern: str) -> bool:
 
 def test_make_run_serves_and_the_commands_that_it_prints_work(machine: Machine, tmp_path: Path) -> None:
     log, watched = tmp_path / "run.log", tmp_path / "watch.log"
-    assert not is_ready(), "another server uses the port of `make run`"
+    port = free_port()
 
     async def follow(server: subprocess.Popen[bytes]) -> None:
-        await until(lambda: is_ready() or server.poll() is not None, INSTALLATION)
+        await until(lambda: is_ready(port) or server.poll() is not None, INSTALLATION)
         assert server.poll() is None, log.read_text()
         printed = log.read_text().partition("\n\n")[0]
         watch, *commands = re.findall(r"^  (\S.*(?:\n {4}.*)*)$", printed, re.MULTILINE)
@@ -109,7 +108,7 @@ def test_make_run_serves_and_the_commands_that_it_prints_work(machine: Machine, 
                 machine.run("sh", "-c", command)
                 await until(partial(has_line, watched, line))
 
-    with machine.running(["make", "run"], log) as server:
+    with machine.running(["make", "run", f"PORT={port}"], log) as server:
         asyncio.run(follow(server))
 
 
