@@ -34,7 +34,7 @@ PROBE := import sys; assert sys.version_info >= (3, 11); import venv, ensurepip;
 
 help: ## list the targets
 	@echo 'Targets:'
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1|\2/p' Makefile | awk -F '|' '{ printf "%-15s%s\n", $$1, $$2 }'
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1|\2/p' Makefile | awk -F '|' '{ printf "%-16s%s\n", $$1, $$2 }'
 	@echo 'Variables:'
 	@echo '  PYTHON=…       the Python to use, 3.11 or newer (otherwise the first one found)'
 	@echo '  VENV=…         the directory of the environment (otherwise .venv)'
