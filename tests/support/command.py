@@ -122,6 +122,10 @@ async def start_process(*command: object, env: dict[str, str] | None = None, **p
         if process.returncode is None:
             process.kill()
         await process.wait()
+        # Processes that it started may hold its pipes for a moment. asyncio closes a pipe only when all have closed it.
+        for stream in (process.stdout, process.stderr):
+            if stream is not None:
+                await stream.read()
 
 
 @asynccontextmanager

@@ -15,6 +15,7 @@ import httpx2
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.support.command import HELLO
 from tests.support.readers import Clock
 from tests.support.sdk_clients import DEADLINE, MUTED, serving
 from tests.support.wire_clients import LegacyWire, Stream, Wire
@@ -215,6 +216,7 @@ async def test_tool_calls_are_counted_by_outcome(url: str, http: httpx2.AsyncCli
 def test_workspace_scans_and_problems_are_counted(tmp_path: Path) -> None:
     tools = tmp_path / "tools"
     tools.mkdir()
+    (tools / "hello.py").write_text(HELLO)
     workspace = Workspace(tmp_path, poll=0)
     live = Live(workspace)
 
@@ -224,14 +226,14 @@ def test_workspace_scans_and_problems_are_counted(tmp_path: Path) -> None:
         for outcome, number in scans.items():
             assert samples("workspace_rescans_total", outcome=outcome) == number
 
-    check(problems=0, failed=0, read=0, unchanged=1)
+    check(problems=0, failed=0, read=1, unchanged=0)
     (tools / "broken.py").write_text("def broken(")
     workspace.rescan()
     workspace.rescan()
     check(problems=1)
     tmp_path.rename(tmp_path.with_name("elsewhere"))
     workspace.rescan()
-    check(problems=0, failed=1, read=1, unchanged=2)  # the file is gone
+    check(problems=0, failed=1, read=2, unchanged=1)  # the file is gone
 
 
 # Latency
