@@ -233,7 +233,7 @@ def test_workspace_scans_and_problems_are_counted(tmp_path: Path) -> None:
     check(problems=1)
     tmp_path.rename(tmp_path.with_name("elsewhere"))
     workspace.rescan()
-    check(problems=0, failed=1, read=2, unchanged=1)  # the file is gone
+    check(problems=1, failed=1, read=2, unchanged=1)  # the file is gone, and the folder serves nothing
 
 
 # Latency
