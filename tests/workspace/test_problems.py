@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 from tests.support.workspaces import call, get_problems, list_names, script, serve, write
 from tidings.core.model import Feature
-from tidings.workspace.source import Workspace
+from tidings.live import Live
+from tidings.workspace.source import ERRORS, Workspace
 
 NESTED = "[" * 100_000
 
@@ -53,9 +55,11 @@ NESTED = "[" * 100_000
         ("tidings.toml", "[tools]\nenv = [1]", "2: [tools] env is [1]; it must be a list of strings"),
         ("tidings.toml", "[tol]", "1: [tol] is not a section; did you mean [tools]?"),
         ("events/e.meta.json", "", " the file is empty"),
-        ("tools/d.sh", "echo\n", " is not a tool, because it is not executable and has no first line like #!/bin/sh"),
+        ("tools/d.sh", "echo\n", " is not executable and has no first line like #!/bin/sh, so it is not a tool"),
+        ("tools/deploy", "echo\n", " is not executable and has no first line like #!/bin/sh, so it is not a tool"),
         ("tools/d/main.py", "", " is not a tool: in a folder, only tool.* is one"),
-        ("server.d/register.py", "print()", " is not executable and therefore does not run"),
+        ("tools/d/main.zsh", "echo\n", " is not a tool: in a folder, only tool.* is one"),
+        ("server.d/register.py", "#!/bin/sh", " is not executable, so it does not run; make it executable"),
         ("tools/b.py", "raise ValueError('a\\nb')", "1: ValueError: a b"),
         ("tools/e\nvil.py", "x =", "1: invalid syntax"),
     ],
@@ -69,7 +73,7 @@ def test_invalid_file_is_reported_and_logged(
     path = tmp_path / file
     path.parent.mkdir(exist_ok=True, parents=True)
     path.write_bytes(text.encode("utf-8", "surrogateescape"))
-    path.chmod(0o755 if text.startswith("#!") else 0o644)
+    path.chmod(0o755 if path.name == "register.sh" else 0o644)
     [found] = get_problems(tmp_path)
     assert found.startswith(f"{file}:{problem}".replace("\n", " "))
     assert found in caplog.text
@@ -84,19 +88,54 @@ def test_a_script_that_is_not_executable_is_reported_and_not_served(tmp_path: Pa
     workspace.rescan()
     assert list_names(workspace) == []
     assert [str(problem) for problem in workspace.problems] == [
-        "tools/a.sh: the script is not executable and therefore not a tool; `chmod +x` makes it one"
+        "tools/a.sh: is not executable, so it is not a tool; make it executable with `chmod +x`"
     ]
     path.chmod(0o755)
     workspace.rescan()
     assert (list_names(workspace), workspace.problems) == (["a"], ())
 
 
+def test_documents_and_data_are_not_reported(tmp_path: Path) -> None:
+    write(tmp_path, {"tools/a.sh": script("A"), "tools/LICENSE": "MIT", "tools/data.csv": "1", "tools/d/_lib.sh": "A"})
+    (tmp_path / "tools" / "library").write_bytes(b"\x00\x01")
+    assert get_problems(tmp_path) == []
+
+
 def test_a_folder_that_serves_nothing_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     workspace = Workspace(tmp_path)
-    assert "this folder serves nothing yet; add a file to tools/" in caplog.text
-    write(tmp_path, {"prompts/a.md": "A"})
-    workspace.rescan()
-    assert workspace.problems == ()
+    for _ in ("at the start", "when it becomes empty"):
+        assert "this folder serves nothing yet; add a file to tools/" in caplog.text
+        caplog.clear()
+        write(tmp_path, {"prompts/a.md": "A"})
+        workspace.rescan()
+        assert workspace.problems == ()
+        (tmp_path / "prompts" / "a.md").unlink()
+        workspace.rescan()
+
+
+def test_a_folder_with_a_registration_script_is_not_logged_as_serving_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    register = """#!/bin/sh
+echo '{"resourceTemplates": [{"name": "t", "uriTemplate": "t://{x}", "path": "data"}]}'
+"""
+    write(tmp_path, {"server.d/register.sh": register, "data/a.txt": "a"})
+    assert Workspace(tmp_path).problems == ()
+    assert caplog.text == ""
+
+
+def test_clients_are_told_whether_a_folder_with_events_only_serves_something(tmp_path: Path) -> None:
+    write(tmp_path, {"tidings.toml": "[events]"})
+    workspace = Workspace(tmp_path)
+    contents = Live(workspace).catalog.resources
+    revisions = [contents.content(ERRORS).revision]
+    for files in ({"events/deploy.meta.json": "{}"}, {}):
+        shutil.rmtree(tmp_path / "events", ignore_errors=True)
+        write(tmp_path, files)
+        workspace.rescan()
+        assert bool(workspace.problems) is not bool(files)
+        revisions.append(contents.content(ERRORS).revision)
+    assert revisions == sorted(set(revisions))
 
 
 def test_settings_linked_from_outside_are_reported_and_not_read(tmp_path: Path) -> None:

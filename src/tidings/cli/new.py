@@ -33,7 +33,9 @@ def new(
     files = _read_scaffold()
     parents = {parent for name in files for parent in (folder / name).parents}
     existing = [str(parent) for parent in sorted(parents) if _is_taken(parent) and not parent.is_dir()]
-    if existing := existing or [str(folder / name) for name in files if _is_taken(folder / name)]:
+    if not existing:
+        existing = [str(folder / name) for name in files if _is_taken(folder / name)]
+    if existing:
         fail(f"nothing was created, because this already exists: {', '.join(existing)}")
     try:
         for name, content in files.items():

@@ -31,7 +31,7 @@ def validate(
 
     faults = check_files(workspace.root)
     places = {(fault.path, fault.line) for fault in faults if fault.line is not None}
-    # Loading reports the first fault of a file, in other words.
+    # Loading reports the first fault of a file with a different text.
     loading = [
         problem
         for problem in workspace.problems

@@ -21,7 +21,7 @@ from tidings.workspace.files import is_ignored, walk
 from tidings.workspace.metadata import META_SUFFIX, read_file, read_meta
 from tidings.workspace.problems import InvalidFile, Problem, find_problem, invalid_field
 from tidings.workspace.settings import list_faults
-from tidings.workspace.tools import SCRIPT_SUFFIXES
+from tidings.workspace.tools import looks_like_script
 from tidings.workspace.units import get_stem
 
 __all__ = ["check_files"]
@@ -165,7 +165,7 @@ def _check_script(root: Path, path: Path) -> Iterator[InvalidFile]:
     # Other files in the folder of a tool are for its own use.
     is_tool = path.parent == root / "tools" or get_stem(path.name) == "tool"
     # An executable Python file without a shebang is a Python tool.
-    needing_shebang = {"", *SCRIPT_SUFFIXES} - ({".py"} if is_tool else set())
+    needs_shebang = not is_sourced and not (is_tool and path.suffix == ".py")
     is_started = is_tool or path.parent == root / "server.d"
     if not (is_executable or is_script or is_sourced) or content.startswith(_BINARIES):
         return
@@ -176,7 +176,7 @@ def _check_script(root: Path, path: Path) -> Iterator[InvalidFile]:
         yield InvalidFile(path, "has Windows line ends (CRLF), with which a script does not run; save it with LF", line)
     if is_script:
         yield from _check_interpreter(path, first.decode("utf-8", "replace"))
-    elif is_executable and is_started and not is_sourced and path.suffix in needing_shebang:
+    elif is_executable and is_started and needs_shebang and looks_like_script(root, path):
         yield InvalidFile(path, "has no first line like #!/bin/sh, so it can't be started", 1)
     if is_sourced and b"mcp_completion_register_manual" in rest:
         yield invalid_field(path, "mcp_completion_register_manual", _UNSUPPORTED["completions"])

@@ -52,7 +52,7 @@ class UnitContent:
     event: EventType | None = None
     """The event type that the unit declares."""
     problems: tuple[Problem, ...] = ()
-    """The files that are not served although their author probably expects it. The items are valid nevertheless."""
+    """Files that look like tools but are not served. They do not affect the items."""
 
     @property
     def folders(self) -> set[Path]:
@@ -103,7 +103,10 @@ class ItemTable:
                 items[unit] = added[key]
             if not items:
                 del self._units_by_key[key]
-            (self._ambiguous.add if len(items) > 1 else self._ambiguous.discard)(key)
+            if len(items) > 1:
+                self._ambiguous.add(key)
+            else:
+                self._ambiguous.discard(key)
         return keys
 
     def set_exclusive(self, registries: frozenset[str]) -> KeysView[ItemKey] | set[ItemKey]:
@@ -126,6 +129,9 @@ class ItemTable:
         unit = min(items, key=_rank)
         item = items[unit]
         return None if unit.kind != "register" and item.registry in self._exclusive else item
+
+    def serves_items(self) -> bool:
+        return any(map(self.find_served, self._units_by_key))
 
     def list_conflicts(self) -> list[Problem]:
         """Return a problem for each item that is not served because another unit has the same key."""

@@ -24,13 +24,13 @@ from tidings.workspace.environment import add_env_script, build_environment
 from tidings.workspace.files import find_inside, read_state
 from tidings.workspace.items import LoadedItem, UnitContent
 from tidings.workspace.metadata import parse_object, read_file
-from tidings.workspace.problems import InvalidFile, Problem
+from tidings.workspace.problems import InvalidFile
 from tidings.workspace.process import run_process
 from tidings.workspace.prompts import make_prompt
 from tidings.workspace.resources import make_resource
 from tidings.workspace.settings import Settings
 from tidings.workspace.templates import make_template
-from tidings.workspace.tools import is_unstarted_script, load_registered_tool
+from tidings.workspace.tools import find_unstarted, load_registered_tool
 
 __all__ = ["RegisterScripts", "select_scripts"]
 
@@ -115,20 +115,16 @@ class RegisterScripts:
                 return _parse_registration(self._root, settings, path, read_file(self._root, path))
         items: list[LoadedItem] = []
         exclusive: frozenset[str] = frozenset()
-        for path in select_scripts(files):
+        scripts = select_scripts(files)
+        for path in scripts:
             output = self._output.get(path, b"")
             if isinstance(output, InvalidFile):
                 raise output
             registration = _parse_registration(self._root, settings, path, output)
             items += registration.items
             exclusive |= registration.exclusive
-        message = "is not executable and therefore does not run; `chmod +x` makes it run"
-        problems = tuple(
-            Problem(path.relative_to(self._root).as_posix(), None, message)
-            for path in files
-            if path.name != "register.sh" and is_unstarted_script(self._root, path)
-        )
-        return UnitContent(items, exclusive, problems=problems)
+        others = [path for path in files if path not in scripts]
+        return UnitContent(items, exclusive, problems=find_unstarted(self._root, others, "does not run"))
 
 
 def _parse_registration(root: Path, settings: Settings, source: Path, text: bytes) -> UnitContent:

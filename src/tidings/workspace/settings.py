@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -63,15 +63,18 @@ class Settings:
 _MINIMUM = 0.1
 """The minimum of every number: a shorter interval is a busy loop, and a shorter timeout would always expire."""
 
-_SECTIONS: dict[str, dict[str, tuple[type, ...]]] = {
+_TYPES: dict[str, dict[str, tuple[type, ...]]] = {
     "": {"name": (str,), "title": (str,), "version": (str,), "description": (str,), "instructions": (str,)},
     "tools": {"timeout": (int, float), "max_output": (int,), "max_processes": (int,), "env": (list,)},
     "resources": {"max_bytes": (int,)},
     "register": {"ttl": (int, float), "timeout": (int, float)},
     "events": {},
-    "policy": {setting.name: () for setting in fields(Policy)},
 }
-"""The settings of each section with their types. `Policy` checks the values of its own."""
+"""The settings of each section except `policy`, with their types."""
+
+_NAMES = {section: list(settings) for section, settings in _TYPES.items()}
+_NAMES["policy"] = [setting.name for setting in fields(Policy)]
+"""The settings of each section. `Policy` checks its own values, so no types are given."""
 
 
 def read_tool_allowlist() -> frozenset[str] | None:
@@ -129,16 +132,16 @@ def _load_toml(path: Path, root: Path) -> Settings:
     except (InvalidPolicy, TypeError) as error:
         name = next((name for name in policy if re.search(rf"\b{re.escape(name)}\b", str(error))), None)
         line = _find_line(text, name, "policy") if name else None
-        raise InvalidFile(path, f"[policy] {error}", line or _find_line(text, "[policy]")) from None
+        raise InvalidFile(path, f"[policy] {error}", line or _find_line(text, "policy")) from None
     return Settings(**{"name": root.name, **chosen})
 
 
 def _check_settings(path: Path, text: str, values: dict[str, Any]) -> Iterator[InvalidFile]:
     for key, value in values.items():
-        is_section = isinstance(value, dict) and key not in _SECTIONS[""]
-        if is_section and (not key or key not in _SECTIONS):
-            advice = _suggest(key, _SECTIONS.keys() - {""}, "[{}]")
-            yield InvalidFile(path, f"[{key}] is not a section; {advice}", _find_line(text, f"[{key}]"))
+        is_section = isinstance(value, dict) and key not in _NAMES[""]
+        if is_section and (not key or key not in _NAMES):
+            advice = _suggest(f"[{key}]", [f"[{section}]" for section in _NAMES if section])
+            yield InvalidFile(path, f"[{key}] is not a section; {advice}", _find_line(text, key))
             continue
         section, settings = (key, value) if is_section else ("", {key: value})
         for name, setting in settings.items():
@@ -149,23 +152,25 @@ def _check_settings(path: Path, text: str, values: dict[str, Any]) -> Iterator[I
 
 
 def _check_setting(path: Path, text: str, section: str, key: str, value: Any) -> None:
-    known = _SECTIONS[section]
     name = f"[{section}] {key}" if section else key
     line = _find_line(text, key, section) or _find_line(text, f"{section}.{key}")
-    if not section and key in _SECTIONS:
+    if not section and key in _NAMES:
         raise InvalidFile(path, f"{key} is {value!r:.60}; it must be a section, [{key}]", line)
-    if key not in known:
-        owner = next((each for each, settings in _SECTIONS.items() if key in settings), None)
+    if key not in _NAMES[section]:
+        owner = next((each for each, names in _NAMES.items() if key in names), None)
         if owner is None:
-            advice = _suggest(key, known, "{}")
+            advice = _suggest(key, _NAMES[section])
         else:
             advice = f"it belongs in [{owner}]" if owner else "it belongs above the first section"
         raise InvalidFile(path, f"{name} is not a setting; {advice}", line)
-    if section == "policy":
-        return
+    if section in _TYPES:
+        _check_value(path, line, name, value, _TYPES[section][key])
+
+
+def _check_value(path: Path, line: int | None, name: str, value: Any, types: tuple[type, ...]) -> None:
     is_list = isinstance(value, list) and all(isinstance(element, str) for element in value)
-    if not isinstance(value, known[key]) or isinstance(value, bool) or (list in known[key] and not is_list):
-        expected = {str: "a string", list: "a list of strings", int: "a number"}[known[key][0]]
+    if not isinstance(value, types) or isinstance(value, bool) or (list in types and not is_list):
+        expected = {str: "a string", list: "a list of strings", int: "a number"}[types[0]]
         raise InvalidFile(path, f"{name} is {value!r}; it must be {expected}", line)
     if isinstance(value, int | float) and not value >= _MINIMUM:
         raise InvalidFile(path, f"{name} is {value!r}; it must be at least {_MINIMUM}", line)
@@ -175,16 +180,15 @@ def _check_setting(path: Path, text: str, section: str, key: str, value: Any) ->
         )
 
 
-def _suggest(name: str, known: Iterable[str], form: str) -> str:
+def _suggest(name: str, known: list[str]) -> str:
     """Return advice with the most similar of the known names, or with all of them."""
     import difflib  # here, because a server seldom needs it
 
-    names = sorted(known)
-    if not names:
+    if not known:
         return "this section has none"
-    if similar := difflib.get_close_matches(name.lower(), names, n=1):
-        return f"did you mean {form.format(similar[0])}?"
-    return f"use one of {', '.join(map(form.format, names))}"
+    if similar := difflib.get_close_matches(name.lower(), known, n=1):
+        return f"did you mean {similar[0]}?"
+    return f"use one of {', '.join(sorted(known))}"
 
 
 def _find_line(text: str, key: str, section: str = "") -> int | None:
@@ -192,7 +196,7 @@ def _find_line(text: str, key: str, section: str = "") -> int | None:
     lines = list(enumerate(text.splitlines(), 1))
     header = re.compile(rf"\s*\[+\s*{re.escape(section)}\s*\]")
     start = next((number for number, line in lines if header.match(line)), 0) if section else 0
-    pattern = re.compile(rf"[\s\[]*{re.escape(key.strip('[]'))}\b")
+    pattern = re.compile(rf"[\s\[]*{re.escape(key)}\b")
     return next((number for number, line in lines[start:] if pattern.match(line)), None)
 
 
@@ -201,5 +205,5 @@ def _load_meta(path: Path, root: Path) -> Settings:
     chosen: dict[str, Any] = {"register_ttl": float(ttl)} if re.fullmatch(r"\d+(\.\d+)?", ttl) else {}
     if path.is_file():
         meta = read_meta(root, path)
-        chosen |= {name: str(meta[name]) for name in _SECTIONS[""] if meta.get(name)}
+        chosen |= {name: str(meta[name]) for name in _NAMES[""] if meta.get(name)}
     return Settings(**{"name": root.name, **chosen})

@@ -123,8 +123,6 @@ class Workspace(Source):
         self._served: dict[ItemKey, LoadedItem] = {}
         """The items in the SDK's registries and in the catalog. It changes together with them."""
         self._failed: dict[Unit, Problem] = {}
-        self._incomplete: set[Unit] = set()
-        """The units whose content has problems."""
         self._loading: set[Path] = set()
         """The Python files that the last scan did not wait for."""
         self._event_types = EventTypes()
@@ -132,7 +130,10 @@ class Workspace(Source):
         self.rescans: Counter[str] = Counter()
         """The number of scans by outcome: `read`, `unchanged` or `failed`."""
         self.tracer = Tracer()
-        self._problems: tuple[Problem, ...] = ()
+        self.problems: tuple[Problem, ...] = ()
+        """The problems that `tidings://errors` contains."""
+        self._is_loaded = False
+        """Whether all files were loaded once. Until then, a folder without items may still get some."""
         errors = FunctionResource.from_function(
             lambda: "\n".join(map(str, self.problems)),
             uri=ERRORS,
@@ -153,8 +154,8 @@ class Workspace(Source):
         if scripts := self._list_scripts():
             self._scripts.run_blocking(self.settings, scripts)
             self.rescan(scripts)
-        if _SERVES_NOTHING in self.problems:
-            logger.warning("%s", _SERVES_NOTHING)
+        self._is_loaded = True
+        self._publish(set())
 
     def serve_events(self, types: EventTypes) -> None:
         """Declare the event types of the files among those of the server, also when a file changes."""
@@ -163,13 +164,6 @@ class Workspace(Source):
                 if loaded.content.event is not None:
                     types.declare(loaded.content.event)
             self._event_types = types
-
-    @property
-    def problems(self) -> tuple[Problem, ...]:
-        """The problems of the files, or, if there are none and nothing is served, just that."""
-        if self._problems or self._served or any(each.content.event for each in list(self._units.values())):
-            return self._problems
-        return (_SERVES_NOTHING,)
 
     # The interface that Live uses
 
@@ -421,7 +415,6 @@ class Workspace(Source):
             self._failed[unit] = problem
         else:
             self._failed.pop(unit, None)
-        (self._incomplete.add if new.content.problems and problem is None else self._incomplete.discard)(unit)
         if new.content.event is not None:
             self._event_types.declare(new.content.event, replaces=True)
         elif old.content.event is not None:
@@ -502,19 +495,12 @@ class Workspace(Source):
 
     def _publish(self, keys: set[ItemKey]) -> None:
         """Update the SDK's registries and the catalog with the loaded items, in one commit."""
-        incomplete = [
-            problem
-            for unit in self._incomplete
-            if not self._table.is_replaced(unit)
-            for problem in self._units[unit].content.problems
-        ]
-        problems = tuple(sorted([*self._failed.values(), *incomplete, *self._table.list_conflicts()], key=str))
+        problems = self._find_problems()
         self._log_problems(problems)
-        previous_problems = self.problems
         previous = [item for key in keys if (item := self._served.get(key)) is not None]
         if self._catalog is None:
             self._register(keys)
-            self._problems = problems
+            self.problems = problems
             return
         with self._catalog.batch():
             self._register(keys)
@@ -531,17 +517,31 @@ class Workspace(Source):
             removed = {uri for item in previous for uri in item.etags} - present
             for uri in sorted(removed.difference(self._list_etags()) if removed else ()):
                 self._catalog.resources.deleted(uri)
-            self._problems = problems
-            if self.problems != previous_problems:
-                self._catalog.resources.updated(ERRORS, etag=digest_problems(self.problems))
+            if problems != self.problems:
+                self.problems = problems
+                self._catalog.resources.updated(ERRORS, etag=digest_problems(problems))
+
+    def _find_problems(self) -> tuple[Problem, ...]:
+        """Return the problems of the files.
+
+        If there are none and no item is served, return that as the only problem.
+        """
+        problems = [*self._failed.values(), *self._table.list_conflicts()]
+        for unit, loaded in self._units.items():
+            if unit not in self._failed and not self._table.is_replaced(unit):
+                problems += loaded.content.problems
+        if problems or not self._is_loaded or self._table.serves_items():
+            return tuple(sorted(problems, key=str))
+        return () if any(loaded.content.event for loaded in self._units.values()) else (_SERVES_NOTHING,)
 
     def _log_problems(self, problems: tuple[Problem, ...]) -> None:
         """Log each new problem, and each file that has none any more."""
         kept = {problem for unit, problem in self._failed.items() if self._units.get(unit, LoadedUnit()).content.items}
         for problem in problems:
-            if problem not in self._problems:
+            if problem not in self.problems:
                 logger.warning("%s%s", problem, "; its last good version is still served" if problem in kept else "")
-        for path in sorted({problem.path for problem in self._problems} - {problem.path for problem in problems}):
+        fixed = {problem.path for problem in self.problems} - {problem.path for problem in problems}
+        for path in sorted(fixed - {_SERVES_NOTHING.path}):
             logger.info("%s has no problem any more", path)
 
     def _list_etags(self) -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +18,23 @@ from tidings.workspace.settings import Settings
 from tidings.workspace.ui import link_page, load_page
 from tidings.workspace.units import Unit, get_stem
 
-__all__ = ["SCRIPT_SUFFIXES", "is_unstarted_script", "load_registered_tool", "load_tools"]
+__all__ = ["find_unstarted", "load_registered_tool", "load_tools", "looks_like_script"]
 
-_DOCUMENTS = frozenset({".md", ".txt", ".rst", ".html", ".json", ".yaml", ".yml", ".toml", ".ini", ".csv", ".xml"})
-"""Suffixes of files that are no tools although they are executable, as all files are on some file systems."""
+_DOCUMENTS = frozenset(
+    {".adoc", ".cfg", ".conf", ".css", ".csv", ".html", ".ini", ".json", ".jsonl", ".lock", ".log", ".md", ".rst"}
+    | {".sql", ".svg", ".toml", ".tsv", ".txt", ".xml", ".yaml", ".yml"}
+    | {"AUTHORS", "CHANGELOG", "COPYING", "Dockerfile", "LICENSE", "Makefile", "NOTICE", "README"}
+)
+"""The suffixes, and the names without a suffix, of documents and data. Only with a first line like `#!` can one run."""
 
-SCRIPT_SUFFIXES = frozenset({".bash", ".js", ".lua", ".mjs", ".php", ".pl", ".py", ".rb", ".sh", ".ts"})
-"""Suffixes of files that are probably meant to run."""
+_START_BYTES = 1024
+"""The bytes of a file in which a zero byte shows that it is not text."""
 
 
 def load_tools(root: Path, settings: Settings, unit: Unit, files: list[Path]) -> UnitContent:
     if not unit.is_folder:
         items = _load_tool(root, settings, files, None)
-        return UnitContent(items, problems=_find_unstarted(root, files, False))
+        return UnitContent(items, problems=_find_unstarted_tools(root, files, False))
     items = []
     problems: tuple[Problem, ...] = ()
     folders = _find_tool_folders(files)
@@ -37,7 +42,7 @@ def load_tools(root: Path, settings: Settings, unit: Unit, files: list[Path]) ->
         page = load_page(root, settings, folder / "ui", files, folder.name)
         items += _load_tool(root, settings, tool_files, folder, page)
         items += [page] if page else []
-        problems += _find_unstarted(root, tool_files, True)
+        problems += _find_unstarted_tools(root, tool_files, True)
     if not folders and not unit.is_helper:
         problems = _find_misnamed(root, root / unit.key, files)
     return UnitContent(items, problems=problems)
@@ -82,31 +87,43 @@ def load_registered_tool(root: Path, settings: Settings, path: Path, meta: dict[
 def _is_tool(root: Path, path: Path, is_folder: bool) -> bool:
     """Return whether a file is a tool. A README, data or a helper module is not."""
     if _is_executable(root, path):
-        return path.suffix not in _DOCUMENTS or _has_shebang(root, path)
+        return True
     return not path.name.startswith("_") if path.suffix == ".py" else is_folder and path.suffix == ".sh"
 
 
 def _is_executable(root: Path, path: Path) -> bool:
-    """Return whether a file is started as a program. On some file systems, all files may be: Python files are not."""
-    return os.access(path, os.X_OK) and (path.suffix != ".py" or _has_shebang(root, path))
+    """Return whether a file is started as a program.
+
+    A Python file also needs `#!`, because some file systems mark all files as executable. So does a document.
+    """
+    return os.access(path, os.X_OK) and (not (path.suffix == ".py" or _is_document(path)) or _has_shebang(root, path))
 
 
-def is_unstarted_script(root: Path, path: Path) -> bool:
-    """Return whether a file looks like a script, but is not executable."""
-    return not os.access(path, os.X_OK) and (path.suffix in SCRIPT_SUFFIXES or _has_shebang(root, path))
+def _is_document(path: Path) -> bool:
+    return (path.suffix or path.name) in _DOCUMENTS
 
 
-def _find_unstarted(root: Path, files: list[Path], is_folder: bool) -> tuple[Problem, ...]:
-    """Return a problem for each script that is not a tool, because it can't be started."""
+def looks_like_script(root: Path, path: Path) -> bool:
+    """Return whether a file starts with `#!`, or is text and, by its name, neither a document nor data."""
+    start = _read_start(root, path)
+    return start.startswith(b"#!") or (b"\0" not in start and not _is_document(path))
+
+
+def _find_unstarted_tools(root: Path, files: list[Path], is_folder: bool) -> tuple[Problem, ...]:
+    others = [path for path in files if not path.name.startswith("_") and not _is_tool(root, path, is_folder)]
+    return find_unstarted(root, others, "is not a tool")
+
+
+def find_unstarted(root: Path, files: list[Path], effect: str) -> tuple[Problem, ...]:
+    """Return a problem for each script among files that are not executable."""
     found: list[Problem] = []
-    for path in files:
-        if path.name.startswith("_") or _is_tool(root, path, is_folder) or not is_unstarted_script(root, path):
-            continue
-        message = "the script is not executable and therefore not a tool; `chmod +x` makes it one"
-        if not _has_shebang(root, path):
+    for path in filter(partial(looks_like_script, root), files):
+        if _has_shebang(root, path):
+            message = f"is not executable, so it {effect}; make it executable with `chmod +x`"
+        else:
             message = (
-                "is not a tool, because it is not executable and has no first line like #!/bin/sh; "
-                "add both, or start its name with _ if it is not meant as one"
+                f"is not executable and has no first line like #!/bin/sh, so it {effect}; "
+                "add both, or start its name with _ if it is not a script"
             )
         found.append(Problem(path.relative_to(root).as_posix(), None, message))
     return tuple(found)
@@ -120,11 +137,15 @@ def _find_misnamed(root: Path, folder: Path, files: list[Path]) -> tuple[Problem
     return tuple(
         Problem(path.relative_to(root).as_posix(), None, message)
         for path in files
-        if path.parent == folder and (path.suffix == ".py" or _has_shebang(root, path))
+        if path.parent == folder and not path.name.startswith("_") and looks_like_script(root, path)
     )
 
 
 def _has_shebang(root: Path, path: Path) -> bool:
+    return _read_start(root, path).startswith(b"#!")
+
+
+def _read_start(root: Path, path: Path) -> bytes:
     with suppress(OSError), open_inside(root, path) as file:
-        return file.read(2) == b"#!"
-    return False  # not readable: if it is a tool, loading it reports the reason
+        return file.read(_START_BYTES)
+    return b""  # not readable: if it is a tool, loading it reports the reason
