@@ -1,4 +1,4 @@
-"""The pictures of README.md and docs/console.md show what the present code does."""
+"""The recording in README.md shows what the present code does."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-
-from tests.support.browser import needs_browser
 
 ROOT = Path(__file__).parents[2]
 RECORDING = ROOT / "docs/recording.svg"
@@ -40,14 +38,3 @@ def test_the_recording_is_small_and_moves_without_scripts() -> None:
     names = {element.tag.rpartition("}")[2] for element in ElementTree.parse(RECORDING).iter()}
     assert names == {"svg", "title", "style", "rect", "text"}
     assert "prefers-reduced-motion" in RECORDING.read_text(encoding="utf-8")
-
-
-@pytest.mark.browser
-@needs_browser
-def test_the_script_makes_small_pictures_of_the_console(tmp_path: Path) -> None:
-    command = [sys.executable, str(ROOT / "docs/console_screenshots.py"), str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, done.stderr
-    made = {picture.name for picture in tmp_path.iterdir()}
-    assert made == {picture.name for picture in (ROOT / "docs").glob("console-*.png")}
-    assert all(picture.stat().st_size < 150_000 for picture in (ROOT / "docs").glob("*.png"))
