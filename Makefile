@@ -27,7 +27,8 @@ BIN := $(VENV)/bin
 CANDIDATES := $(if $(PYTHON),"$(PYTHON)",python3.11 python3.12 python3.13 python3.14 python3)
 # A version manager may put a command on PATH that runs no Python, and Debian has ensurepip in a package of its own. So
 # each candidate is run, and prints its own path.
-PROBE := import sys; assert sys.version_info >= (3, 11); import venv, ensurepip; print(sys.executable)
+IS_NEW := import sys; assert sys.version_info >= (3, 11)
+PROBE := $(IS_NEW); import venv, ensurepip; print(sys.executable)
 
 .DEFAULT_GOAL := help
 .PHONY: help run test test-all test-newest test-adapters coverage check dist bench bench-peers sdk-suite screenshot lock format clean
@@ -42,10 +43,14 @@ help: ## list the targets
 	@echo '  PORT=…         the port of make run (otherwise 8765)'
 	@echo '  PYTEST_ARGS=…  LOCK_ARGS=…  BENCH_ARGS=…  passed on'
 
-# Serves a copy, so that the checkout stays as it is. The copy is kept for the next time.
+# Serves a copy, so that the checkout stays as it is. The copy is kept for the next time. The port is tried before the
+# addresses are printed, because another program may answer there.
 run: $(RUN) ## serve the example workspace over HTTP, and say what to try
+	@$(BIN)/python -c 'import socket; socket.create_server(("127.0.0.1", $(PORT))).close()' 2>/dev/null || \
+		{ echo 'Port $(PORT) cannot be used: stop the program that uses it, or choose another port: make PORT=9000 run' >&2; exit 1; }
 	@[ -d .run/workspace ] || { mkdir -p .run && cp -R examples/workspace .run/workspace; }
 	@printf '%s\n' \
+		'This serves .run/workspace, a copy of examples/workspace that is kept until `make clean`.' \
 		'Try, in another terminal:' \
 		"  $(BIN)/tidings watch http://127.0.0.1:$(PORT)/mcp --feature tools --uri 'workspace:///**'" \
 		'and in a third one, while that watches:' \
@@ -130,8 +135,8 @@ lock: ## write the lock files from pyproject.toml (needs uv)
 	printf 'hatchling\nmypy\n' | $(COMPILE) - $(FRAMEWORKS:%=--extra %) --extra test --output-file requirements/adapters.lock
 	@if grep -n '://' requirements/*.lock; then echo 'a lock file names an address' >&2; exit 1; fi
 
-clean: ## remove the environments, caches and builds
-	rm -rf .venv .venv-* .hypothesis .mypy_cache .pytest_cache .ruff_cache .coverage htmlcov build dist
+clean: ## remove the environments, caches, builds and the copy that make run serves
+	rm -rf .venv .venv-* .hypothesis .mypy_cache .pytest_cache .ruff_cache .coverage htmlcov build dist .run
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(CREATED):
@@ -139,6 +144,9 @@ $(CREATED):
 	python=; \
 	for candidate in $(CANDIDATES); do \
 		if python=$$("$$candidate" -c '$(PROBE)' 2>/dev/null); then break; else python=; fi; \
+		if "$$candidate" -c '$(IS_NEW)' 2>/dev/null; then \
+			echo "$$candidate has no venv or ensurepip (on Debian and Ubuntu: apt install python3-venv)" >&2; \
+		fi; \
 	done; \
 	if [ -z "$$python" ]; then \
 		echo 'Tidings needs Python 3.11 or newer, with venv and pip; tried:' $(CANDIDATES) >&2; \

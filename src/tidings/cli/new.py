@@ -36,7 +36,9 @@ def new(
     if not existing:
         existing = [str(folder / name) for name in files if _is_taken(folder / name)]
     if existing:
-        fail(f"nothing was created, because this already exists: {', '.join(existing)}")
+        more = f" and {len(existing) - 3} more" if len(existing) > 3 else ""
+        serve = f"; to serve the folder: {shell_command()} serve {shlex.quote(directory)}" if folder.is_dir() else ""
+        fail(f"nothing was created, because this already exists: {', '.join(existing[:3])}{more}{serve}")
     try:
         for name, content in files.items():
             path = folder / name
