@@ -13,13 +13,14 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import mcp
 import pytest
 from fastmcp import FastMCP
 from mcp.server.mcpserver import MCPServer
 
 from tests.support.waiting import DEADLINE
 from tidings import Live, TidingsError, dependencies
-from tidings.dependencies import missing_extra
+from tidings.dependencies import missing_extra, missing_name_error
 from tidings.http import disconnects
 from tidings.http.app import serve_app
 from tidings.server import internals
@@ -27,25 +28,21 @@ from tidings.server import internals
 PROJECT = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())["project"]
 EXTRAS = {extra: needs for extra, needs in PROJECT["optional-dependencies"].items() if extra not in ("all", "dev")}
 SERVE = "from tidings.cli import main; main(['serve', '--port', '0'])"
-COMMANDS = [
-    SERVE,
-    "from tidings.cli import main; main(['serve', '--stdio'])",
-    "from tidings.cli import main; main(['watch', 'http://127.0.0.1:1/mcp'])",
-]
 
 
-def install(folder: Path, version: str) -> None:
-    """Make a folder on the path claim that it contains this version of the SDK."""
+def fake_sdk(folder: Path, version: str) -> None:
+    """Make the SDK in a folder on the path claim that it is of this version."""
     metadata = folder / f"mcp-{version}.dist-info" / "METADATA"
     metadata.parent.mkdir()
     metadata.write_text(f"Metadata-Version: 2.1\nName: mcp\nVersion: {version}\n")
+    (folder / "mcp").symlink_to(Path(mcp.__file__).parent)
 
 
-def run(program: str, folder: Path) -> subprocess.CompletedProcess[str]:
+def run(folder: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
     workspace = folder / "workspace"
     (workspace / "tools").mkdir(parents=True)
     return subprocess.run(
-        [sys.executable, "-c", program],
+        [sys.executable, *arguments],
         cwd=workspace,
         env=os.environ | {"PYTHONPATH": str(folder)},
         stdin=subprocess.DEVNULL,
@@ -56,59 +53,82 @@ def run(program: str, folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def requirement_in(message: str) -> str:
+def requirements_in(message: str) -> list[str]:
     """Return what the command at the end of a message installs. It is one of pip or of uv."""
     command = shlex.split(message.rpartition(": ")[2])
-    assert command[:4] == [sys.executable, "-m", "pip", "install"] or command[:3] == ["uv", "pip", "install"]
-    return command[-1]
+    pip, uv = [sys.executable, "-m", "pip", "install"], ["uv", "pip", "install", "--python", sys.executable]
+    start = pip if command[0] == sys.executable else uv
+    assert command[: len(start)] == start
+    return command[len(start) :]
 
 
-@pytest.fixture(params=["1.26.0", "2.2.0"])
-def too_old(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """An SDK of version 1 has other modules. One of version 2 seems to work."""
-    version: str = request.param
-    install(tmp_path, version)
-    if version.startswith("1."):
-        package = tmp_path / "mcp" / "server" / "fastmcp"
-        package.mkdir(parents=True)
-        for folder in (package, *package.parents[:2]):
-            (folder / "__init__.py").touch()
-    return version
+@pytest.mark.parametrize("command", ["serve --port 0", "serve --stdio", "watch http://127.0.0.1:1/mcp"])
+def test_command_with_an_sdk_that_is_too_old_prints_one_line_that_says_what_to_type(
+    command: str, tmp_path: Path
+) -> None:
+    fake_sdk(tmp_path, "1.26.0")
+    done = run(tmp_path, Path(sys.executable).with_name("tidings"), *command.split())
+
+    assert (done.stdout, done.returncode) == ("", 2)
+    assert re.fullmatch(r"tidings: Tidings needs mcp>=2\.3,<3, and mcp 1\.26\.0 is installed\. [^\n]+\n", done.stderr)
+    assert requirements_in(done.stderr) == [dependencies.SDK]
 
 
-@pytest.mark.parametrize("program", [*COMMANDS, "from tidings import Live", "import tidings.client"])
-def test_sdk_that_is_too_old_is_one_error_that_says_what_to_type(program: str, too_old: str, tmp_path: Path) -> None:
-    done = run(program, tmp_path)
+@pytest.mark.parametrize("module", ["tidings", "tidings.client", "tidings.events", "tidings.live", "tidings.telemetry"])
+def test_import_with_an_sdk_that_is_too_old_raises_the_same_error(module: str, tmp_path: Path) -> None:
+    fake_sdk(tmp_path, "2.2.9")
+    name, _, message = run(tmp_path, "-c", f"import {module}").stderr.splitlines()[-1].partition(": ")
 
-    *before, said = done.stderr.splitlines()
-    name, _, message = said.partition(": ")
-    assert message.startswith(f"Tidings needs mcp>=2.3,<3, and mcp {too_old} is installed. ")
-    assert "mcp 1.x" in message
-    assert "python3 -m venv" in message
-    assert requirement_in(message) == "mcp>=2.3,<3"
-    if program in COMMANDS:
-        assert (name, before, done.stdout, done.returncode) == ("tidings", [], "", 2)
-    else:
-        assert name == "tidings.errors.UnsupportedVersion"
+    assert name == "tidings.errors.UnsupportedVersion"
+    assert message.startswith("Tidings needs mcp>=2.3,<3, and mcp 2.2.9 is installed. ")
+
+
+def test_constant_of_the_sdk_is_the_requirement_in_the_metadata() -> None:
+    assert dependencies.SDK in PROJECT["dependencies"]
 
 
 def test_sdk_without_a_private_name_is_one_error_that_names_an_older_version(tmp_path: Path) -> None:
-    install(tmp_path, "2.9.1")
-    done = run(f"import mcp.server.stdio; del mcp.server.stdio._claim_fd; {SERVE}", tmp_path)
+    fake_sdk(tmp_path, "2.9.1")
+    done = run(tmp_path, "-c", f"import mcp.server.stdio; del mcp.server.stdio._claim_fd; {SERVE}")
 
     assert done.returncode == 2
     assert done.stderr.startswith(
         "tidings: mcp 2.9.1 has no mcp.server.stdio._claim_fd, which Tidings uses. Tidings supports mcp>=2.3,<3, "
     )
-    assert requirement_in(done.stderr) == "mcp>=2.3,<2.9.1"
+    assert requirements_in(done.stderr) == ["mcp>=2.3,<2.9.1"]
 
 
 def test_sdk_of_an_unsupported_version_without_a_name_is_replaced_by_any_supported_one(tmp_path: Path) -> None:
-    install(tmp_path, "3.0.0")
-    done = run(f"import mcp.server.session as s; s.ServerSession = object; {SERVE}", tmp_path)
+    fake_sdk(tmp_path, "3.0.0")
+    done = run(tmp_path, "-c", f"import mcp.server.session as s; s.ServerSession = object; {SERVE}")
 
     assert "mcp 3.0.0 has no mcp.server.session:ServerSession._connection" in done.stderr
-    assert requirement_in(done.stderr) == "mcp>=2.3,<3"
+    assert requirements_in(done.stderr) == ["mcp>=2.3,<3"]
+
+
+@pytest.mark.parametrize(
+    ("line", "installed", "problem", "command"),
+    [
+        ("uvicorn>=0.40", "0.30.0", "too old", "uvicorn>=0.40"),
+        ("uvicorn>=0.40", "0.51.0", "too new", "uvicorn>=0.40,<0.51.0"),
+        ("uvicorn (!=2.4, <3, >=2.3)", "2.5", "too new", "uvicorn>=2.3,!=2.4,<2.5"),
+        ("uvicorn[standard]!=2.4,<3,>=2.3 ; extra == 'a'", "3.1", "too new", "uvicorn>=2.3,<3,!=2.4"),
+    ],
+)
+def test_command_for_a_missing_name_installs_a_supported_version(
+    line: str, installed: str, problem: str, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, version in (("uvicorn", installed), ("tidings", "1")):
+        metadata = tmp_path / f"{name}-{version}.dist-info" / "METADATA"
+        metadata.parent.mkdir()
+        requires = f"Requires-Dist: uvicorn-worker>=9\nRequires-Dist: {line}\n"
+        metadata.write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{requires}")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    message = str(missing_name_error("uvicorn", "uvicorn.gone"))
+    assert message.startswith(f"uvicorn {installed} has no uvicorn.gone, ")
+    assert f"this version is {problem} for it" in message
+    assert requirements_in(message) == [command]
 
 
 def test_fastmcp_without_a_private_name_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,10 +138,10 @@ def test_fastmcp_without_a_private_name_is_refused(monkeypatch: pytest.MonkeyPat
 
 
 def test_uvicorn_without_a_part_is_not_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    owner = "uvicorn.protocols.http.httptools_impl:HttpToolsProtocol"
-    monkeypatch.setitem(disconnects.UVICORN_NAMES, owner, ["gone"])
+    place = "uvicorn.protocols.http.httptools_impl:HttpToolsProtocol"
+    monkeypatch.setitem(disconnects.UVICORN_NAMES, place, ["gone"])
     app = Live(MCPServer("new")).http_app()
-    with pytest.raises(TidingsError, match=rf"^uvicorn [\d.]+ has no {re.escape(owner)}\.gone, which Tidings uses"):
+    with pytest.raises(TidingsError, match=rf"^uvicorn [\d.]+ has no {re.escape(place)}\.gone, which Tidings uses"):
         serve_app(app, port=0, on_start=lambda: signal.raise_signal(signal.SIGINT))
 
 
@@ -142,10 +162,9 @@ TABLES: dict[str, Any] = {
 
 @pytest.mark.parametrize("package", TABLES)
 def test_installed_version_has_every_name_that_is_checked(package: str) -> None:
-    names = [(owner, name) for owner in TABLES[package] for name in TABLES[package][owner]]
+    names = [(place, name) for place in TABLES[package] for name in TABLES[package][place]]
 
-    assert [f"{owner}.{name}" for owner, name in names if not dependencies.has_name(owner, name)] == []
-    assert not any(dependencies.has_name(owner, f"{name}_gone") for owner, name in names)
+    assert [f"{place}.{name}" for place, name in names if not dependencies.has_name(place, name)] == []
 
 
 def parse(requirement: str) -> tuple[str, frozenset[str]]:
@@ -159,9 +178,7 @@ def parse(requirement: str) -> tuple[str, frozenset[str]]:
 def test_error_for_a_missing_extra_ends_with_a_command_that_names_its_packages(extra: str) -> None:
     message, _, command = str(missing_extra("Something", extra)).partition(": ")
     assert message == f'Something needs the extra "{extra}" of Tidings'
-    python, *pip, install = shlex.split(command)[:4]
-    assert (python, pip, install) == (sys.executable, ["-m", "pip"], "install")
-    assert sorted(map(parse, shlex.split(command)[4:])) == sorted(map(parse, EXTRAS[extra]))
+    assert sorted(map(parse, requirements_in(command))) == sorted(map(parse, EXTRAS[extra]))
 
 
 def test_command_for_a_missing_extra_is_one_of_uv_if_there_is_no_pip(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """Tidings makes MCP servers live: every client that listens is notified of each change, once and in order."""
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 from tidings.core.catalog import Catalog
@@ -9,6 +10,7 @@ from tidings.core.hub import BUSY, Hub
 from tidings.core.journal import Journal
 from tidings.core.model import Change, Feature, Item, Notification, Operation, Priority, Reason, Topic, Version
 from tidings.core.subscriber import Subscriber
+from tidings.dependencies import check_sdk
 from tidings.errors import (
     AlreadyExists,
     ChangesMissed,
@@ -65,13 +67,14 @@ __all__ = [
     "Version",
 ]
 
+# No module above imports the SDK. The command does this check itself, and prints the error as one line.
+if not sys.argv[0].endswith(("/tidings", "\\tidings.exe")):
+    check_sdk()
+
 
 def __getattr__(name: str) -> Any:
     # Imported on demand, because these need the SDK, which takes most of a second to import.
     if name == "Live":
-        from tidings.dependencies import check_sdk
-
-        check_sdk()
         from tidings.live import Live
 
         return Live

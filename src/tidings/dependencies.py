@@ -1,61 +1,81 @@
 """The packages that Tidings uses: which are missing, and whether an installed version has what Tidings needs.
 
-The metadata of Tidings is the only list of supported versions. A version is compared only if it is the reason of an
-error, or before the SDK is imported, which takes a thousand times as long.
+`check_sdk` compares the version, before the slow import of the SDK. All other checks look for names, and read the
+version only for the error. The metadata of Tidings says which versions are supported.
 """
 
 from __future__ import annotations
 
 import logging
+import os
+import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from importlib.util import find_spec
 from pkgutil import resolve_name
 from types import FunctionType
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from tidings.errors import TidingsError, UnsupportedVersion
 
-__all__ = ["Names", "check_names", "check_sdk", "has_name", "lacks", "missing_extra", "warn_of_missing_names"]
+__all__ = [
+    "SDK",
+    "Names",
+    "check_names",
+    "check_sdk",
+    "has_name",
+    "missing_extra",
+    "missing_name_error",
+    "warn_of_missing_names",
+]
 
 logger = logging.getLogger(__name__)
 
 Names = Mapping[str, Sequence[str]]
 """Private names by their module (`package.module`) or class (`package.module:Class`)."""
 
+SDK: Final = "mcp>=2.3,<3"
+"""The requirement in the metadata of Tidings, which is slow to read."""
+
 
 class _Versions(NamedTuple):
-    """The versions of a package. Each is empty if it is unknown."""
+    """The versions of a package. A field is empty if the value is unknown."""
 
     installed: str
     supported: list[str]
-    """The bounds, the lower one first: `[">=2.3", "<3"]`."""
+    """The conditions, the lower bound first: `[">=2.3", "<3", "!=2.4"]`."""
 
 
 def check_sdk() -> None:
-    """Raise `UnsupportedVersion` if the installed SDK is too old.
+    """Raise `UnsupportedVersion` if the installed SDK is too old. Take less than a millisecond otherwise."""
+    installed = _find_sdk_version()
+    if installed and _is_too_old(installed, _conditions_of(SDK)):
+        raise UnsupportedVersion(
+            f"Tidings needs {SDK}, and mcp {installed} is installed. "
+            f"Unless other code here needs that version, type: {_install_command(SDK)}"
+        )
 
-    Most programs on version 1 fail on version 2, so the error does not only say how to replace the version.
-    """
-    installed, supported = _versions_of("mcp")
-    needed = [_release(bound[2:]) for bound in supported if bound.startswith(">=")]
-    if not installed or not needed or _release(installed) >= needed[0]:
-        return
-    raise UnsupportedVersion(
-        f"Tidings needs mcp{','.join(supported)}, and mcp {installed} is installed. A newer mcp breaks a server that "
-        "is written for mcp 1.x, so such a server and Tidings need an environment each: make one with "
-        "`python3 -m venv tidings-env`, and install Tidings with `tidings-env/bin/pip`. If there is no such server "
-        f"here, type: {_install_command('mcp' + ','.join(supported))}"
-    )
+
+def _find_sdk_version() -> str:
+    """Return the version in the name of `mcp-2.3.0.dist-info` beside the SDK. `importlib.metadata` is much slower."""
+    with suppress(OSError, ValueError):  # the SDK is in a zip file, or is no usual module
+        spec = find_spec("mcp")  # does not import it
+        if spec is not None and spec.origin:
+            with os.scandir(spec.origin.rsplit(os.sep, 2)[0]) as entries:
+                for entry in entries:
+                    if entry.name.startswith("mcp-") and entry.name.endswith(".dist-info"):
+                        return entry.name.removeprefix("mcp-").removesuffix(".dist-info")
+    return ""
 
 
 def check_names(package: str, names: Names) -> None:
     """Raise `UnsupportedVersion` if the installed version of a package lacks any of these names."""
-    for owner in names:
-        for name in names[owner]:
-            if not has_name(owner, name):
-                raise lacks(package, f"{owner}.{name}")
+    for place in names:
+        for name in names[place]:
+            if not has_name(place, name):
+                raise missing_name_error(package, f"{place}.{name}")
 
 
 def warn_of_missing_names(package: str, names: Names) -> None:
@@ -66,29 +86,33 @@ def warn_of_missing_names(package: str, names: Names) -> None:
         logger.warning("%s", error)
 
 
-def has_name(owner: str, name: str) -> bool:
+def has_name(place: str, name: str) -> bool:
     """Return whether a module or class has an attribute, or the instances of the class have it."""
     try:
-        found: Any = resolve_name(owner)
+        found: Any = resolve_name(place)
     except (ImportError, AttributeError):
         return False
     if hasattr(found, name) or not isinstance(found, type):
         return hasattr(found, name)
-    # Only its own methods can show what an instance has: `__init__` assigns most attributes.
+    # `__init__` assigns most attributes, so look for the name in the code of the methods.
     methods = [each for kind in found.__mro__ for each in vars(kind).values() if isinstance(each, FunctionType)]
     return any(name in method.__code__.co_names for method in methods)
 
 
-def lacks(package: str, name: str) -> UnsupportedVersion:
+def missing_name_error(package: str, name: str) -> UnsupportedVersion:
     """Return the error for a version that lacks a name. It ends with the command that installs another version."""
     installed, supported = _versions_of(package)
-    bounds = supported
-    if all(_release(installed) < _release(bound[1:]) for bound in supported if not bound.startswith(">=")):
-        bounds = [bound for bound in supported if bound.startswith(">=")] + ([f"<{installed}"] if installed else [])
+    needed = supported
+    if _is_too_old(installed, supported):
+        problem = "too old for it. To install a newer one"
+    else:
+        problem = "too new for it. To install an older one"
+        upper = [each for each in supported if each.startswith("<")]
+        if installed and all(_release(installed) < _release(each[1:]) for each in upper):
+            needed = [each for each in supported if each not in upper] + [f"<{installed}"]
     return UnsupportedVersion(
         f"{package} {installed or '(of an unknown version)'} has no {name}, which Tidings uses. Tidings supports "
-        f"{package}{','.join(supported)}, and this version is too new for it. To install an older one: "
-        f"{_install_command(package + ','.join(bounds))}"
+        f"{package}{','.join(supported)}, and this version is {problem}: {_install_command(package + ','.join(needed))}"
     )
 
 
@@ -120,9 +144,22 @@ def _versions_of(package: str) -> _Versions:
         installed = version(package)
     except PackageNotFoundError:
         installed = ""
-    named = (f"{package}<", f"{package}>")
-    bounds = [line.removeprefix(package) for line, _ in _requirements() if line.startswith(named)]
-    return _Versions(installed, sorted(bounds[0].split(","), reverse=True) if bounds else [])
+    found = [_conditions_of(line) for line, _ in _requirements() if _name_of(line) == package]
+    return _Versions(installed, found[0] if found else [])
+
+
+def _name_of(requirement: str) -> str:
+    return re.split(r"[^\w.-]", requirement, maxsplit=1)[0]
+
+
+def _conditions_of(requirement: str) -> list[str]:
+    """Return the conditions of a requirement, the lower bound first. Metadata may have `mcp (!=2.4, <3, >=2.3)`."""
+    return sorted(re.findall(r"[<>=!~]+[\w.*+]+", requirement.replace(" ", "")), reverse=True)
+
+
+def _is_too_old(installed: str, conditions: list[str]) -> bool:
+    lower = [_release(each[2:]) for each in conditions if each.startswith(">=")]
+    return bool(installed and lower) and _release(installed) < lower[0]
 
 
 def _release(version: str) -> tuple[int, ...]:

@@ -58,16 +58,28 @@ async def test_request_of_uvicorn_is_found(protocol: Any) -> None:
     assert found == found[-1:] * 4, "uvicorn has changed; see `_check_attributes` in disconnects.py"
 
 
-async def test_uvicorn_without_a_part_is_left_alone() -> None:
-    class Other(HttpToolsProtocol):
-        def on_message_begin(self) -> None:
-            super().on_message_begin()
-            self.__dict__.pop("pipeline", None)
+@pytest.mark.parametrize("is_own", [True, False])
+async def test_uvicorn_without_a_part_is_left_alone(
+    is_own: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A warning says why, unless the protocol is the user's own."""
+    begin = HttpToolsProtocol.on_message_begin
+
+    def on_message_begin(self: Any) -> None:
+        begin(self)
+        self.__dict__.pop("pipeline", None)
+
+    protocol = type("Own", (HttpToolsProtocol,), {"__module__": __name__}) if is_own else HttpToolsProtocol
+    monkeypatch.setattr(protocol, "on_message_begin", on_message_begin)
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": [(b"connection", b"close")]})
         body = f"found: {find_request(scope, receive)};"
         await send({"type": "http.response.body", "body": body.encode(), "more_body": True})
 
-    async with response_of(Other, app) as reader:
+    async with response_of(protocol, app) as reader:
         assert b"found: None" in await reader.readuntil(b";")
+    name = "uvicorn.protocols.http.httptools_impl:HttpToolsProtocol.pipeline"
+    start = f"the connections of uvicorn are left alone: uvicorn {uvicorn.__version__} has no {name}, "
+    said = [record.getMessage() for record in caplog.records if record.name == "tidings.http.disconnects"]
+    assert [text.startswith(start) for text in said] == ([] if is_own else [True])

@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from tidings.dependencies import check_sdk
 from tidings.errors import TidingsError
 
 __all__ = ["main"]
@@ -25,6 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if arguments is None:
         arguments = sys.argv[1:]
     try:
+        check_sdk()
         _run(arguments)
     except TidingsError as error:
         from tidings.cli.output import fail
@@ -39,21 +41,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _run(arguments: Sequence[str]) -> None:
-    try:
-        from tidings.cli.serve_stdio import parse_arguments, serve_stdio
+    from tidings.cli.serve_stdio import parse_arguments, serve_stdio
 
-        options = parse_arguments(arguments)
-        if options is not None:
-            serve_stdio(options)
-        else:
-            from tidings.cli.commands import run
+    options = parse_arguments(arguments)
+    if options is not None:
+        serve_stdio(options)
+    else:
+        from tidings.cli.commands import run
 
-            run(arguments)
-    except ImportError:
-        from tidings.dependencies import check_sdk  # not before: most commands start faster without it
-
-        check_sdk()
-        raise
+        run(arguments)
 
 
 def _open_missing_streams() -> None:

@@ -171,7 +171,7 @@ def serve_app(
         timeout_graceful_shutdown=1,  # the streams have ended; a request that hangs must not keep the process
         **options,
     )
-    config.load()
+    config.load()  # loads the protocol modules, which `check_uvicorn` checks
     check_uvicorn()
     with restored_gc_settings(), suppress(KeyboardInterrupt):  # uvicorn raises it again after the shutdown
         Server(config).run(sockets=sockets)

@@ -31,7 +31,7 @@ from operator import attrgetter
 from typing import Any, Final, TypeAlias
 
 from tidings.core.model import Reason
-from tidings.dependencies import Names, check_names, lacks
+from tidings.dependencies import Names, check_names, missing_name_error
 
 __all__ = [
     "UVICORN_NAMES",
@@ -126,9 +126,9 @@ def find_request(scope: MutableMapping[str, Any], receive: Callable[..., Any]) -
     try:
         _check_attributes(request, request.transport.get_protocol())
     except AttributeError as error:
-        owner = type(error.obj)
-        if any(kind.__module__.startswith("uvicorn.") for kind in owner.__mro__):  # and not another user's protocol
-            _warn_once(f"{owner.__module__}:{owner.__name__}.{error.name}")
+        kind = type(error.obj)
+        if kind.__module__.startswith("uvicorn."):  # otherwise it is the user's own protocol
+            _warn_once(f"{kind.__module__}:{kind.__name__}.{error.name}")
         return None
     return request
 
@@ -229,7 +229,7 @@ def _check_attributes(request: Any, protocol: Any) -> None:
 @cache
 def _getters(module: str) -> list[attrgetter[Any]]:
     """Return functions that get all used attributes of a request, a protocol, the flow control and the state."""
-    is_h11 = module.endswith("h11_impl")  # a further module of uvicorn is used if it is like that of httptools
+    is_h11 = module.endswith("h11_impl")  # treat any other uvicorn module as httptools
     kinds = (
         f"{_UVICORN}h11_impl:RequestResponseCycle" if is_h11 else f"{_UVICORN}httptools_impl:RequestResponseCycle",
         f"{_UVICORN}h11_impl:H11Protocol" if is_h11 else f"{_UVICORN}httptools_impl:HttpToolsProtocol",
@@ -241,4 +241,4 @@ def _getters(module: str) -> list[attrgetter[Any]]:
 
 @cache
 def _warn_once(name: str) -> None:
-    logger.warning("the connections of uvicorn are left alone: %s", lacks("uvicorn", name))
+    logger.warning("the connections of uvicorn are left alone: %s", missing_name_error("uvicorn", name))

@@ -3,7 +3,7 @@ requests."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -73,25 +73,17 @@ class FastMCPSource(Source):
             if not replace:
                 raise already_exists(feature, key)
             self.remove(feature, key)
-        provider = self.server.local_provider
-        add = {
-            Feature.TOOLS: provider.add_tool,
-            Feature.PROMPTS: provider.add_prompt,
-            Feature.RESOURCES: provider.add_resource,  # a template, too
-        }[feature]
-        add(component)
+        self._method("add", feature, component)(component)
 
     def remove(self, feature: Feature, key: str) -> None:
         component = self._find_registered(feature, key)[0]
-        provider = self.server.local_provider
-        remove = {
-            Feature.TOOLS: provider.remove_tool,
-            Feature.PROMPTS: provider.remove_prompt,
-            Feature.RESOURCES: (
-                provider.remove_template if isinstance(component, self._kinds().template) else provider.remove_resource
-            ),
-        }[feature]
-        remove(key_of(component))  # all its versions
+        self._method("remove", feature, component)(key_of(component))  # all its versions
+
+    def _method(self, verb: str, feature: Feature, component: Any) -> Callable[[Any], object]:
+        """Return a method of FastMCP, such as `add_tool` or `remove_template`."""
+        kind = "template" if isinstance(component, self._kinds().template) else feature.singular
+        method: Callable[[Any], object] = getattr(self.server.local_provider, f"{verb}_{kind}")
+        return method
 
     def update(self, feature: Feature, key: str, fields: Mapping[str, Any]) -> None:
         found = self._find_registered(feature, key)

@@ -1,7 +1,7 @@
 """All private parts of the SDK, FastMCP and OpenTelemetry that Tidings uses.
 
 None of them has a public equivalent in the supported versions. Their names are in a table for each package, and are
-checked at the start. A name can stay and lose its effect: `tests/server/test_internals.py` fails then. The parts of
+checked at the start. `tests/server/test_internals.py` fails if a name still exists but works differently. The parts of
 uvicorn that Tidings uses are in `http/disconnects.py`.
 """
 
@@ -21,7 +21,7 @@ from mcp.server.subscriptions import ListenHandler
 from opentelemetry import trace
 
 from tidings.core.model import Feature
-from tidings.dependencies import Names, check_names, check_sdk, warn_of_missing_names
+from tidings.dependencies import Names, check_names, warn_of_missing_names
 from tidings.server.methods import DISCOVER, LIST_METHODS, LISTEN
 
 if TYPE_CHECKING:
@@ -101,11 +101,10 @@ FASTMCP_NAMES: Final[Names] = {
     "fastmcp.server.providers:LocalProvider": ["_components"],
 }
 FASTMCP_SCHEMA_NAMES: Final = ["_seed_schema"]
-"""Of the local provider of a server that keeps input schemas (`has_input_schemas`)."""
+"""Private names of the local provider, if the server keeps input schemas (`has_input_schemas`)."""
 OPENTELEMETRY_NAMES: Final[Names] = {"opentelemetry.trace": ["_TRACER_PROVIDER"]}
 """Without it, Tidings makes spans that nobody collects."""
 
-check_sdk()
 check_names("mcp", SDK_NAMES)
 warn_of_missing_names("opentelemetry-api", OPENTELEMETRY_NAMES)
 
@@ -287,7 +286,10 @@ def fastmcp_registry(server: FastMCP[Any]) -> dict[str, Any]:
 
 
 def replace_in_fastmcp(server: FastMCP[Any], feature: Feature, components: list[Any]) -> None:
-    """Replace all versions of one item. With the public methods it would go to the end of its list."""
+    """Replace all versions of one item.
+
+    The public method that adds an item may refuse one that exists. If the item were removed first, it would go to the
+    end of its list. So this writes `_components` directly."""
     provider: Any = server.local_provider
     for component in components:
         provider._components[component.key] = component
