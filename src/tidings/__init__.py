@@ -67,8 +67,9 @@ __all__ = [
     "Version",
 ]
 
-# No module above imports the SDK. The command does this check itself, and prints the error as one line.
-if not sys.argv[0].endswith(("/tidings", "\\tidings.exe")):
+# No module above imports the SDK. The command `tidings` (`-m` while `python -m tidings` imports this) does this check
+# itself, and prints the error as one line.
+if not (sys.argv or [""])[0].endswith(("/tidings", "\\tidings.exe", "-m")):
     check_sdk()
 
 
