@@ -16,6 +16,7 @@ SOURCE = Path(tidings.__file__).parent
 
 LAYERS = (
     {"core", "dependencies", "errors", "policy"},
+    {"runtime", "wire"},
     {"store"},
     {"client"},
     {"server"},
@@ -27,7 +28,7 @@ LAYERS = (
 )
 """From bottom to top. A package imports from itself and from lower layers; those of the lowest also from each other."""
 RANK = {package: rank for rank, layer in enumerate(LAYERS) for package in layer}
-CLIENT_SIDE = {"client", "core", "dependencies", "errors", "policy"}
+CLIENT_SIDE = {"client", "core", "dependencies", "errors", "policy", "runtime", "wire"}
 """The packages that `client` may import: it must not need the server side."""
 TESTING_SIDE = {"core", "errors", "policy", "store", "testing"}
 """The packages that `testing` may import, at any time."""
