@@ -55,7 +55,7 @@ class CannotStart(TidingsError):
 class Child:
     """A process group, its leader and the pipes of the leader.
 
-    With the constructor, the child runs without an event loop: the owner calls `has_exited` and `end`. With `start`,
+    With the constructor, the child runs without an event loop: the owner calls `poll` and `end`. With `start`,
     the running event loop serves the pipes, and the owner awaits `wait`.
     """
 
@@ -172,13 +172,6 @@ class Child:
         """The last `STDERR_TAIL` bytes of stderr, as far as they are read."""
         return bytes(self._stderr[-STDERR_TAIL:])
 
-    @property
-    def has_exited(self) -> bool:
-        """Whether the leader has exited. This does not reap it."""
-        if self._leader.returncode is None and hasattr(os, "waitid"):
-            return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-        return self._leader.poll() is not None
-
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the group."""
         if self._leader.returncode is not None:
@@ -190,16 +183,21 @@ class Child:
 
     # Without an event loop
 
+    def poll(self, timeout: float = 0.0) -> bool:
+        """Return whether the leader has exited, and then reap it. Wait for that for so many seconds."""
+        try:
+            self._leader.wait(timeout)
+        except subprocess.TimeoutExpired:
+            return False
+        watchdog.remove(self.pid)
+        return True
+
     def end(self, grace: float) -> None:
         """Send SIGTERM, SIGKILL after `grace` seconds, and reap the leader. With 0, send SIGKILL only. This blocks."""
         if grace:
             self.signal(signal.SIGTERM)
-            watchdog.remove(self.pid)
-            try:
-                self._leader.wait(grace)
-            except subprocess.TimeoutExpired:
-                pass
-        self.signal(signal.SIGKILL)
+        if not grace or not self.poll(grace):
+            self.signal(signal.SIGKILL)
         self._reap(None)
 
     # On the event loop
