@@ -90,6 +90,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.stress
 def test_no_process_survives_a_parent_that_is_killed_at_any_moment(tmp_path: Path, seed: int) -> None:
     """While it starts, stops and reaps children, and while its watchdog starts."""
     moments = random.Random(seed)

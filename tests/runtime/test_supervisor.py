@@ -7,7 +7,7 @@ def test_process_that_ends_soon_starts_later_each_time() -> None:
     now = 0.0
     restarts = Restarts(clock=lambda: now)
     assert restarts.delay == 0.0
-    delays = []
+    delays: list[float] = []
     for lasts in (0.0, 0.0, 0.0, 10.0, 0.0):
         restarts.start()
         assert restarts.delay is None

@@ -27,17 +27,14 @@ from typing import Any, NamedTuple, NoReturn
 
 from tidings.cli.output import fail, print_stderr
 from tidings.errors import TidingsError
-from tidings.runtime.shutdown import exit_process
+from tidings.runtime.shutdown import SIGNALS, STOP_WORKERS, exit_process
 from tidings.runtime.supervisor import Restarts
 
 __all__ = ["Worker", "run_workers"]
 
 logger = logging.getLogger(__name__)
 
-_STOP_TIMEOUT = 5.0
-"""Seconds until workers are killed. They exit by themselves after three."""
-
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD) if os.name == "posix" else ()
+_SIGNALS = (*SIGNALS, signal.SIGCHLD) if os.name == "posix" else ()
 
 
 class Worker(NamedTuple):
@@ -183,7 +180,7 @@ class _Parent:
                 continue
             with suppress(BlockingIOError):
                 received = self._signals.receiver.recv(4096)
-                if not {signal.SIGTERM, signal.SIGINT}.isdisjoint(received):
+                if not set(SIGNALS).isdisjoint(received):
                     return True
                 for process in self._processes:
                     self._check_ended(process)
@@ -236,11 +233,11 @@ class _Parent:
         for process in self._processes:
             if process.pid is not None:
                 os.kill(process.pid, signal.SIGTERM)
-        end = time.monotonic() + _STOP_TIMEOUT
+        end = time.monotonic() + STOP_WORKERS
         while running := [process for process in self._processes if process.pid is not None]:
             remaining = end - time.monotonic()
             if remaining <= 0:
-                logger.warning("workers still run after %g s; killing them: %d", _STOP_TIMEOUT, len(running))
+                logger.warning("workers still run after %g s; killing them: %d", STOP_WORKERS, len(running))
                 for process in running:
                     assert process.pid is not None
                     os.kill(process.pid, signal.SIGKILL)
