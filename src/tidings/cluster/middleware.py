@@ -20,7 +20,7 @@ from tidings.core.hub import Hub
 from tidings.core.model import Feature
 from tidings.server.definitions import as_dict
 from tidings.server.list_reader import ListReader
-from tidings.server.methods import CALL_TOOL, GET_PROMPT, LIST_METHODS, READ_RESOURCE, ListMethod
+from tidings.wire.methods import CALL_TOOL, GET_PROMPT, LIST_METHODS, READ_RESOURCE, ListMethod
 from tidings.server.uri_templates import read_template
 
 __all__ = ["ClusterMiddleware"]

@@ -28,7 +28,7 @@ from tidings.core.model import Feature, Version
 from tidings.server import internals
 from tidings.server.list_reader import ListReader
 from tidings.server.loop_bridge import LoopBridge
-from tidings.server.methods import CACHEABLE_METHODS, DISCOVER, LIST_METHODS
+from tidings.wire.methods import CACHEABLE_METHODS, DISCOVER, LIST_METHODS
 from tidings.server.source import Source
 
 __all__ = ["RESPONSE_HEAD", "CachedResponse", "Finish", "Headers", "ListCache", "Outcome"]

@@ -41,7 +41,7 @@ from tidings.server.client_identity import ClientIdentity, ClientObserver
 from tidings.server.definitions import with_meta
 from tidings.server.granted_topics import RequestedTopics
 from tidings.server.heartbeat import Heartbeat
-from tidings.server.methods import LISTEN, SUBSCRIBE, UNSUBSCRIBE
+from tidings.wire.methods import LISTEN, SUBSCRIBE, UNSUBSCRIBE
 from tidings.server.subscribe import PreparedSubscription, Subscriptions
 
 if TYPE_CHECKING:

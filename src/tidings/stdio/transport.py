@@ -45,7 +45,7 @@ from tidings.core.frames import ACKNOWLEDGED_METHOD, SUBSCRIPTION_KEY, encode_ta
 from tidings.server import internals
 from tidings.server.garbage_collection import freeze_objects, restored_gc_settings
 from tidings.server.list_cache import RESPONSE_HEAD, ListCache
-from tidings.server.methods import CANCELLED, DECODE_ERRORS, decode_request
+from tidings.wire.methods import CANCELLED, DECODE_ERRORS, decode_request
 from tidings.server.process_exit import exit_process
 from tidings.server.sessions import NotificationStream
 from tidings.stdio.lines import LineReader, LineWriter
