@@ -20,8 +20,8 @@ from tidings.core.hub import Hub
 from tidings.core.model import Feature
 from tidings.server.definitions import as_dict
 from tidings.server.list_reader import ListReader
-from tidings.server.methods import CALL_TOOL, GET_PROMPT, LIST_METHODS, READ_RESOURCE, ListMethod
 from tidings.server.uri_templates import read_template
+from tidings.wire.methods import CALL_TOOL, GET_PROMPT, LIST_METHODS, READ_RESOURCE, ListMethod
 
 __all__ = ["ClusterMiddleware"]
 

@@ -32,8 +32,8 @@ from tidings.core.tracer import READ_LIST
 from tidings.errors import InvalidItem, TidingsError
 from tidings.server.definitions import distinct
 from tidings.server.loop_bridge import LoopBridge
-from tidings.server.methods import READ_RESOURCE, list_methods
 from tidings.server.source import ItemChange, Source
+from tidings.wire.methods import READ_RESOURCE, list_methods
 
 __all__ = ["UNKNOWN", "ListReader"]
 

@@ -19,7 +19,7 @@ from mcp.shared.exceptions import MCPError
 
 from tidings.server import internals
 from tidings.server.definitions import key_of
-from tidings.server.methods import GET_PROMPT, LIST_METHODS
+from tidings.wire.methods import GET_PROMPT, LIST_METHODS
 
 __all__ = ["wrap_handlers"]
 
