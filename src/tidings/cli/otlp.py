@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from tidings.dependencies import missing_extra
-from tidings.server.process_exit import run_at_exit
+from tidings.runtime.shutdown import run_at_exit
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.resources import Resource
