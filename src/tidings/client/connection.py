@@ -256,7 +256,7 @@ class Connection:
         pages: list[Any] = []
         try:
             async for page in read_pages(name, getattr(self.client, method.function)):
-                pages.append(page)
+                pages += [page]  # one by one: what was read before an error counts
         except MCPError as error:
             if error.code == types.METHOD_NOT_FOUND and not pages:
                 return []  # for example a server with resources and without templates
