@@ -9,7 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tests.support.addresses import ALLOWED, REFUSED
-from tidings.core.addresses import is_loopback, reason_not_public
+from tidings.wire.addresses import is_loopback, reason_not_public
 
 
 @pytest.mark.parametrize("address", REFUSED)
