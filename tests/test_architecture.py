@@ -16,6 +16,7 @@ SOURCE = Path(tidings.__file__).parent
 
 LAYERS = (
     {"core", "dependencies", "errors", "policy"},
+    {"runtime"},
     {"wire"},
     {"store"},
     {"client", "check"},

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from tidings.check.http import LegacyHttp
 from tidings.check.run import Listener, Run
-from tidings.check.wire import Session, Stream
 from tidings.core.model import Feature
+from tidings.wire.http import LegacyHttp
 from tidings.wire.methods import LIST_METHODS
+from tidings.wire.session import Session, Stream
 
 __all__ = ["check_served", "open_legacy_streams", "open_listen_streams"]
 

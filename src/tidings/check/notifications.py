@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from tidings.check.http import LegacyHttp
 from tidings.check.run import Listener, Run
-from tidings.check.wire import Frame, Listing, Stream
 from tidings.core.frames import ACKNOWLEDGED_METHOD
 from tidings.core.model import Feature
+from tidings.wire.http import LegacyHttp
 from tidings.wire.methods import LIST_CHANGED, LIST_METHODS
+from tidings.wire.session import Frame, Listing, Stream
 
 __all__ = ["changed_features", "check_frames", "check_unchanged"]
 

@@ -15,10 +15,10 @@ from typing import Any
 
 from tidings.check.notifications import changed_features
 from tidings.check.run import Listener, Run
-from tidings.check.wire import Frame, Listing, Session, Unanswered
 from tidings.core.model import UPDATED_METHOD, Feature
 from tidings.core.redact import one_line
 from tidings.errors import TidingsError
+from tidings.wire.session import Frame, Listing, Session, Unanswered
 
 __all__ = ["check_trigger"]
 

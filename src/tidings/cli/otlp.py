@@ -19,7 +19,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from tidings.dependencies import missing_extra
-from tidings.server.process_exit import run_at_exit
+from tidings.runtime.shutdown import run_at_exit
 from tidings.wire.addresses import origin_of
 
 if TYPE_CHECKING:

@@ -42,12 +42,12 @@ from mcp.shared.message import SessionMessage
 from pydantic_core import from_json
 
 from tidings.core.frames import ACKNOWLEDGED_METHOD, SUBSCRIPTION_KEY, encode_tag
+from tidings.runtime.lines import LineReader, LineWriter
+from tidings.runtime.shutdown import exit_process
 from tidings.server import internals
 from tidings.server.garbage_collection import freeze_objects, restored_gc_settings
 from tidings.server.list_cache import ListCache
-from tidings.server.process_exit import exit_process
 from tidings.server.sessions import NotificationStream
-from tidings.stdio.lines import LineReader, LineWriter
 from tidings.wire.envelope import DECODE_ERRORS, RESPONSE_HEAD, decode_request, error_response, tail_of_response
 from tidings.wire.methods import CANCELLED
 

@@ -12,7 +12,9 @@ from typing import Any
 import httpx2
 from mcp.shared.inbound import encode_header_value
 
-from tidings.check.wire import (
+from tidings.core.redact import one_line, redact_uri
+from tidings.errors import TidingsError
+from tidings.wire.session import (
     MODERN,
     Frame,
     Session,
@@ -25,8 +27,6 @@ from tidings.check.wire import (
     messages_in,
     modern_params,
 )
-from tidings.core.redact import one_line, redact_uri
-from tidings.errors import TidingsError
 from tidings.wire.sse import read_events
 
 __all__ = ["HttpSession", "LegacyHttp", "ModernHttp"]

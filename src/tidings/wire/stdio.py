@@ -15,7 +15,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from tidings.check.wire import (
+from tidings.core.frames import ACKNOWLEDGED_METHOD
+from tidings.core.redact import one_line
+from tidings.errors import TidingsError
+from tidings.wire.session import (
     Era,
     Frame,
     Session,
@@ -27,9 +30,6 @@ from tidings.check.wire import (
     message_of,
     modern_params,
 )
-from tidings.core.frames import ACKNOWLEDGED_METHOD
-from tidings.core.redact import one_line
-from tidings.errors import TidingsError
 
 __all__ = ["StdioSession"]
 
