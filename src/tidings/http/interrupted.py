@@ -70,7 +70,7 @@ class _Exchange:
             return
         request = decode_message(b"".join(self._body))
         reason = "The server stopped before the request was finished"
-        body = error_response(request and request.id, CONNECTION_CLOSED, reason)
+        body = error_response(request.id if request else None, CONNECTION_CLOSED, reason)
         if self._start is None:
             headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
             await self._send({"type": "http.response.start", "status": 503, "headers": headers})

@@ -30,6 +30,7 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from tidings.core.model import UPDATED_METHOD, Feature
 from tidings.errors import NotSupported, TidingsError
 from tidings.wire.methods import LIST_CHANGED, list_methods
+from tidings.wire.paging import read_pages
 
 __all__ = ["Frame", "LiveClient", "LiveClients", "NotificationError", "connect"]
 
@@ -143,19 +144,14 @@ class LiveClient:
         if getattr(self.client.server_capabilities, feature.value) is None:
             return {}
         items: dict[str, Any] = {}
-        for method in list_methods(feature).values():
-            page: str | None = None
-            while True:
-                try:
-                    result = await getattr(self.client, method.function)(cursor=page)
-                except MCPError as error:
-                    if error.code != types.METHOD_NOT_FOUND:
-                        raise
-                    break  # for example a server with resources and without templates
-                dumped = result.model_dump(mode="json", by_alias=True, exclude_unset=True)
-                items |= {str(item[method.key]): item for item in dumped[method.member]}
-                if (page := result.next_cursor) is None:
-                    break
+        for name, method in list_methods(feature).items():
+            try:
+                async for page in read_pages(name, getattr(self.client, method.function)):
+                    dumped = page.model_dump(mode="json", by_alias=True, exclude_unset=True)
+                    items |= {str(item[method.key]): item for item in dumped[method.member]}
+            except MCPError as error:
+                if error.code != types.METHOD_NOT_FOUND:  # for example a server with resources and without templates
+                    raise
         return items
 
     async def _difference(self, feature: Feature, items: dict[str, Any] | None = None) -> _Difference:
