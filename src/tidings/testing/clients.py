@@ -29,6 +29,7 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from tidings.core.model import UPDATED_METHOD, Feature
 from tidings.errors import NotSupported, TidingsError
+from tidings.wire.http import make_http_client
 from tidings.wire.methods import LIST_CHANGED, list_methods
 from tidings.wire.paging import read_pages
 
@@ -427,10 +428,10 @@ async def _client(
     async with AsyncExitStack() as stack:
         is_http = isinstance(server, str)
         if is_http:
-            http = httpx2.AsyncClient(
+            http = make_http_client(
+                server,
                 headers=headers,
                 timeout=httpx2.Timeout(30.0, read=None),  # a stream may be silent for long
-                verify=not server.startswith("http://"),  # loading the certificates takes longer than a test
                 event_hooks={"response": [found._on_response]},
             )
             server = streamable_http_client(server, http_client=await stack.enter_async_context(http))
