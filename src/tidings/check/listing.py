@@ -9,19 +9,19 @@ from typing import Any
 
 from tidings.core.redact import one_line
 from tidings.wire.methods import LIST_METHODS
+from tidings.wire.paging import EndlessPages, read_pages
 from tidings.wire.session import Frame, Session, Unanswered, as_dict
 
 __all__ = ["Listing", "Refused", "read_content", "read_list", "read_lists"]
 
-_MAX_PAGES = 100
 _METHOD_NOT_FOUND = -32601
 
 
 class Refused(Unanswered):
-    """The server answered a list request with an error."""
+    """The server does not give a list: it answers with an error, or its pages never end."""
 
-    def __init__(self, method: str, error: dict[str, Any]) -> None:
-        super().__init__(f"{method} was answered with {one_line(json.dumps(error), 200)}")
+    def __init__(self, method: str, reason: str) -> None:
+        super().__init__(reason)
         self.method = method
 
 
@@ -43,21 +43,25 @@ async def read_list(session: Session, method: str) -> Listing:
     listed = LIST_METHODS[method]
     items: dict[str, Any] = {}
     pages: list[Frame] = []
-    params: dict[str, Any] = {}
-    while len(pages) < _MAX_PAGES:
-        frame = await session.request(method, **params)
+
+    async def request(cursor: str | None) -> dict[str, Any]:
+        frame = await session.request(method, **({} if cursor is None else {"cursor": cursor}))
         result, error = frame.result, frame.message.get("error")
         if isinstance(error, dict) and error.get("code") == _METHOD_NOT_FOUND and not pages:
-            break
+            return {}
         if isinstance(error, dict):
-            raise Refused(method, error)
+            raise Refused(method, f"{method} was answered with {one_line(json.dumps(error), 200)}")
         if result is None or not isinstance(result.get(listed.member), list):
             raise Unanswered(f"{method} was answered with {one_line(json.dumps(frame.content), 200)}")
         pages.append(frame)
-        items |= {str(as_dict(item).get(listed.key)): _without_volatile(item) for item in result[listed.member]}
-        if not result.get("nextCursor"):
-            break
-        params = {"cursor": result["nextCursor"]}
+        return result
+
+    try:
+        async for page in read_pages(method, request):
+            found = page.get(listed.member, ())
+            items |= {str(as_dict(item).get(listed.key)): _without_volatile(item) for item in found}
+    except EndlessPages as error:
+        raise Refused(method, str(error)) from None
     return Listing(items, pages)
 
 
