@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -19,7 +19,7 @@ import typer
 from tidings.cli.auth import TOKEN_VARIABLE
 from tidings.core.model import Feature
 from tidings.core.redact import one_line
-from tidings.errors import TidingsError
+from tidings.errors import TidingsError, first_error
 from tidings.runtime.shutdown import exit_process
 from tidings.wire.http import HttpSession
 from tidings.wire.session import Era, Stream, Unanswered, as_dict
@@ -52,7 +52,7 @@ def run(work: Coroutine[Any, Any, Result], close_timeout: float = _CLOSE_TIMEOUT
     except (KeyboardInterrupt, asyncio.CancelledError):
         raise typer.Exit(130) from None
     except BaseExceptionGroup as group:
-        raise next(_flatten(group)) from None
+        raise first_error(group) from None
 
 
 async def _cancel_on_interrupt(work: Coroutine[Any, Any, Result], close_timeout: float) -> Result:
@@ -183,12 +183,3 @@ def _explain(url: str, problem: str, status: int, *, has_token: bool) -> Tidings
     if status >= 400:
         return TidingsError(f"{url} answered {status}: this is not an MCP endpoint; the usual path is /mcp")
     return Unreachable(f"{url} can't be reached: {problem}")
-
-
-def _flatten(error: BaseException) -> Iterator[BaseException]:
-    """Yield the errors in an exception group, or the error itself."""
-    if isinstance(error, BaseExceptionGroup):
-        for each in error.exceptions:
-            yield from _flatten(each)
-    else:
-        yield error
