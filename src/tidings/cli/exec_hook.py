@@ -9,20 +9,16 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import signal
-import subprocess
 import sys
-from contextlib import suppress
 
 from tidings.cli.output import print_stderr
 from tidings.cli.watch_change import WatchedChange
 from tidings.core.redact import one_line
+from tidings.runtime.child import CannotStart, Child
 
 __all__ = ["ExecHook"]
 
 _MAX_PENDING = 100
-_STOP_TIMEOUT = 1.0
-"""Seconds for a running command to end after SIGTERM."""
 
 
 class ExecHook:
@@ -54,36 +50,21 @@ class ExecHook:
                 name = one_line(change.name, 200)
                 print_stderr(f"tidings: --exec: {problem} ({change.operation} {change.kind} {name})")
 
-    def _start(self, change: WatchedChange) -> subprocess.Popen[bytes]:
-        """Start the command, in one step: what it starts at once would survive a cancelled start of asyncio."""
-        return subprocess.Popen(
-            self._command,
-            shell=True,
-            stdin=subprocess.PIPE,
-            # With --json, standard output contains nothing else. Not the descriptor 2, which may be the server's.
-            stdout=sys.stderr if self._is_json else None,
-            stderr=sys.stderr,
-            env=os.environ | change.as_variables(),
-            start_new_session=True,  # so that all its processes can be ended
-        )
-
     async def _run_once(self, change: WatchedChange) -> str | None:
         """Run the command, and return what went wrong."""
         try:
-            process = self._start(change)
-        except OSError as error:
-            return f"the command can't be run: {error.strerror or error}"
-        written = json.dumps(change.as_json()).encode() + b"\n"
-        ended = asyncio.create_task(asyncio.to_thread(process.communicate, written))
-        try:
-            await asyncio.shield(ended)
-        except asyncio.CancelledError:
-            for number in (signal.SIGTERM, signal.SIGKILL):
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, number)
-                await asyncio.wait([ended], timeout=_STOP_TIMEOUT)
-            raise
-        status = process.returncode
+            child = await Child.start(
+                self._command,
+                env=os.environ | change.as_variables(),
+                # With --json, standard output contains nothing else. Not the descriptor 2, which may be the server's.
+                stdout=sys.stderr if self._is_json else None,
+                stderr=sys.stderr,
+                kills_rest=False,
+            )
+        except CannotStart as error:
+            return str(error)
+        child.write(json.dumps(change.as_json()).encode() + b"\n", closes=True)
+        status = await child.wait() or 0
         if status < 0:
             return f"the command was ended by signal {-status}"
         return f"the command ended with status {status}" if status else None

@@ -7,16 +7,12 @@ do in a state file. `serve --stdio` imports this module, so it must import littl
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from tidings.errors import TidingsError
-
 if TYPE_CHECKING:
-    from tidings.cluster.embedded import EmbeddedNats
     from tidings.cluster.nats import Nats
 
 __all__ = ["EMBEDDED", "NATS_VARIABLE", "NatsOptions", "open_nats"]
@@ -41,8 +37,8 @@ class NatsOptions(NamedTuple):
 @contextmanager
 def open_nats(
     nats: str, credentials: Path | None, folder: Path, *, keeps_data: bool
-) -> Iterator[tuple[NatsOptions, Callable[[], None]]]:
-    """Yield the options to connect to NATS, and a function that starts the embedded server again if it has ended.
+) -> Iterator[tuple[NatsOptions, Callable[[], float | None]]]:
+    """Yield the options to connect to NATS, and `EmbeddedNats.keep_running`.
 
     `nats` is a URL or "embedded". `folder` is the workspace, in which the embedded server keeps its data."""
     from tidings.cluster.embedded import EmbeddedNats
@@ -53,7 +49,7 @@ def open_nats(
         yield NatsOptions(nats, credentials), lambda: None
         return
     with _data_folder(folder if keeps_data else None) as data, EmbeddedNats(data) as server:
-        yield NatsOptions(server.url), lambda: _restart(server)
+        yield NatsOptions(server.url), server.keep_running
 
 
 @contextmanager
@@ -78,16 +74,3 @@ def _data_folder(workspace: Path | None) -> Iterator[Path | None]:
         yield workspace / ".tidings" / "nats"
     finally:
         lock.release()
-
-
-def _restart(server: EmbeddedNats) -> None:
-    pid = server.pid
-    with suppress(ChildProcessError):
-        if pid is None or os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
-            return
-    logger.warning("the embedded NATS server has ended; starting it again")
-    server.stop()
-    try:
-        server.start()
-    except TidingsError as error:
-        logger.error("%s", error)

@@ -7,17 +7,15 @@ import logging
 import os
 import re
 import shlex
-import signal
 import socket
 import sys
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -32,7 +30,7 @@ from tidings.cli.output import fail, pluralize, print_json_lines, print_stderr
 from tidings.cli.serve_stdio import StdioOptions, accept_commands, make_live, serve_stdio
 from tidings.cli.workers import Worker, run_workers
 from tidings.core.redact import one_line
-from tidings.runtime.shutdown import exit_process
+from tidings.runtime.shutdown import HTTP_DEADLINE, exit_after, on_signals
 from tidings.server.garbage_collection import without_gc
 from tidings.workspace import DEFAULT_POLL
 
@@ -45,9 +43,6 @@ if TYPE_CHECKING:
 __all__ = ["serve"]
 
 logger = logging.getLogger(__name__)
-
-_SHUTDOWN_TIMEOUT = 3.0
-"""Seconds: one for running calls, one for executables after their SIGTERM, and one for a busy machine."""
 
 
 class Metrics(StrEnum):
@@ -198,7 +193,7 @@ def serve(
     if console is None:
         console = ConsoleOption.READ if is_local(host) else ConsoleOption.OFF
     set_up_logging(logs)
-    with _exit_with_0_on_signal(), _bind(host, port) as listener:
+    with on_signals(_exit_with_0), _bind(host, port) as listener:
         server = _Server(
             listener=listener,
             folder=folder,
@@ -355,34 +350,21 @@ def _get_source(context: typer.Context, name: str) -> str | None:
     return source.name if source is not None else None
 
 
-@contextmanager
-def _exit_with_0_on_signal() -> Iterator[None]:
-    """Exit with status 0 on SIGINT and SIGTERM, also during start, because a stop on request is not a failure."""
-
-    def exit_now(number: int, frame: Any) -> None:
-        raise SystemExit(0)
-
-    previous = {number: signal.signal(number, exit_now) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+def _exit_with_0(number: int) -> NoReturn:
+    """End the command, also during its start: a stop on request is not a failure."""
+    raise SystemExit(0)
 
 
 def _limit_shutdown() -> None:
     """Exit after a timeout even if a Python tool still runs, because its thread can't be interrupted."""
 
-    def exit_without_calls() -> None:
-        logger.warning("some calls still run after %g s; exiting without them", _SHUTDOWN_TIMEOUT)
+    def warn() -> None:
+        logger.warning("some calls still run after %g s; exiting without them", HTTP_DEADLINE)
         if sys.stderr.isatty():
             sys.stderr.write("\x1b[?25h")  # show the cursor, which the status panel has hidden
             sys.stderr.flush()
-        exit_process(0)
 
-    timer = threading.Timer(_SHUTDOWN_TIMEOUT, exit_without_calls)
-    timer.daemon = True
-    timer.start()
+    exit_after(HTTP_DEADLINE, 0, warn)
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -15,7 +14,7 @@ from tidings.cli.logs import LogFormat, LogLevel, LogOptions, set_up_logging
 from tidings.cli.nats import NATS_VARIABLE
 from tidings.cli.output import fail
 from tidings.cli.state import choose_state_file, open_store
-from tidings.runtime.shutdown import exit_process
+from tidings.runtime.shutdown import STDIO_DEADLINE, exit_after
 from tidings.server.garbage_collection import without_gc
 from tidings.workspace import DEFAULT_POLL
 
@@ -25,9 +24,6 @@ if TYPE_CHECKING:
     from tidings.workspace.source import Workspace
 
 __all__ = ["StdioOptions", "accept_commands", "make_live", "parse_arguments", "serve_stdio"]
-
-_EXIT_TIMEOUT = 1.0
-"""Seconds after the end of serving until the process exits."""
 
 
 class StdioOptions(NamedTuple):
@@ -94,9 +90,7 @@ def serve_stdio(options: StdioOptions) -> None:
     ):
         live.run("stdio")
     # A thread that a Python tool has started and not ended would keep the process.
-    timer = threading.Timer(_EXIT_TIMEOUT, exit_process, [0])
-    timer.daemon = True
-    timer.start()
+    exit_after(STDIO_DEADLINE, 0)
 
 
 def accept_commands(live: Live, workspace: Workspace, state: str | None) -> AbstractContextManager[None]:

@@ -27,22 +27,14 @@ from typing import Any, NamedTuple, NoReturn
 
 from tidings.cli.output import fail, print_stderr
 from tidings.errors import TidingsError
-from tidings.runtime.shutdown import exit_process
+from tidings.runtime.shutdown import SIGNALS, STOP_WORKERS, exit_process
+from tidings.runtime.supervisor import Restarts
 
 __all__ = ["Worker", "run_workers"]
 
 logger = logging.getLogger(__name__)
 
-_STOP_TIMEOUT = 5.0
-"""Seconds until workers are killed. They exit by themselves after three."""
-
-_STABLE = 10.0
-"""A worker that ran for so many seconds starts again after `_FIRST_DELAY`."""
-
-_FIRST_DELAY, _LONGEST_DELAY = 0.1, 10.0
-"""Seconds before a worker starts again. The delay doubles if it ends soon, so that it does not use the whole CPU."""
-
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD) if os.name == "posix" else ()
+_SIGNALS = (*SIGNALS, signal.SIGCHLD) if os.name == "posix" else ()
 
 
 class Worker(NamedTuple):
@@ -67,11 +59,7 @@ class _Process:
     def __init__(self, name: str) -> None:
         self.name = name
         self.pid: int | None = None
-        self.start_at = 0.0
-        """When to start it, if it does not run."""
-        self.started_at = 0.0
-        self.failures = 0
-        """The number of times in a row that it ended soon."""
+        self.restarts = Restarts()
         self.report = b""
 
 
@@ -79,18 +67,19 @@ def run_workers(
     number: int,
     run: Callable[[Worker], None],
     on_ready: Callable[[dict[str, Any]], None],
-    on_child: Callable[[], None] = lambda: None,
+    keep_nats: Callable[[], float | None] = lambda: None,
 ) -> None:
     """Run `run` in each of several worker processes until this process gets SIGTERM or SIGINT.
 
-    `on_ready` is called with the report of the first worker when all have reported; `on_child` when any child process
-    has ended. If the first worker ends before it has reported, exit with its status."""
+    `on_ready` is called with the report of the first worker when all have reported; `keep_nats` when any child process
+    has ended, and after the seconds that it returns. If the first worker ends before it has reported, exit with its
+    status."""
     if not hasattr(os, "fork"):
         fail("--workers needs a system with fork(), such as Linux or macOS; run one server per port instead")
     folder = Path(tempfile.mkdtemp(prefix="tidings-"))  # for this user alone
     try:
         with _captured_signals() as signals, _alive_pipe() as alive:
-            _Parent(number, run, on_ready, on_child, folder, signals, alive).supervise()
+            _Parent(number, run, on_ready, keep_nats, folder, signals, alive).supervise()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -138,7 +127,7 @@ class _Parent:
         number: int,
         run: Callable[[Worker], None],
         on_ready: Callable[[dict[str, Any]], None],
-        on_child: Callable[[], None],
+        keep_nats: Callable[[], float | None],
         folder: Path,
         signals: _Signals,
         alive: tuple[int, int],
@@ -146,7 +135,7 @@ class _Parent:
         self._processes = [_Process(str(index)) for index in range(1, number + 1)]
         self._run = run
         self._on_ready = on_ready
-        self._on_child = on_child
+        self._keep_nats = keep_nats
         self._folder = folder
         self._signals = signals
         self._alive = alive
@@ -162,17 +151,12 @@ class _Parent:
         gc.freeze()  # so that the garbage collector of a worker does not copy the shared memory
         try:
             while True:
-                self._start_due()
-                if self._wait(self._next_start()):
+                delays = [self._keep_nats(), *map(self._start_due, self._due())]
+                if self._wait(min((delay for delay in delays if delay is not None), default=None)):
                     return
         finally:
             self._stop()
             self._selector.close()
-
-    def _next_start(self) -> float | None:
-        """Return the seconds until a worker has to be started, or None."""
-        due = [process.start_at for process in self._due()]
-        return max(0.0, min(due) - time.monotonic()) if due else None
 
     def _due(self) -> list[_Process]:
         """Return the workers that are to be started now or later.
@@ -182,11 +166,11 @@ class _Parent:
         found = [first] if first.name in self._missing else self._processes
         return [process for process in found if process.pid is None]
 
-    def _start_due(self) -> None:
-        now = time.monotonic()
-        for process in self._due():
-            if process.start_at <= now:
-                self._start(process)
+    def _start_due(self, process: _Process) -> float | None:
+        """Start a worker if it is due. Return the seconds until it is."""
+        if process.restarts.delay == 0.0:
+            self._start(process)
+        return process.restarts.delay
 
     def _wait(self, timeout: float | None) -> bool:
         """Wait for a signal or a report, and handle it. Return whether to stop."""
@@ -196,11 +180,10 @@ class _Parent:
                 continue
             with suppress(BlockingIOError):
                 received = self._signals.receiver.recv(4096)
-                if not {signal.SIGTERM, signal.SIGINT}.isdisjoint(received):
+                if not set(SIGNALS).isdisjoint(received):
                     return True
                 for process in self._processes:
                     self._check_ended(process)
-                self._on_child()
         return False
 
     def _read_report(self, process: _Process, fd: int) -> None:
@@ -224,12 +207,7 @@ class _Parent:
         status = os.waitstatus_to_exitcode(ended[1])
         if self._processes[0].name in self._missing:
             raise SystemExit(status if status > 0 else 1)
-        now = time.monotonic()
-        if now - process.started_at >= _STABLE:
-            process.failures = 0
-        delay = min(_FIRST_DELAY * 2**process.failures, _LONGEST_DELAY)
-        process.failures += 1
-        process.start_at = now + delay
+        process.restarts.end()
         reason = f"status {status}" if status >= 0 else signal.Signals(-status).name
         logger.warning("worker %s ended with %s; its sessions are lost, and it starts again", process.name, reason)
 
@@ -247,7 +225,7 @@ class _Parent:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
         os.close(writing)
         process.report = b""
-        process.started_at = time.monotonic()
+        process.restarts.start()
         self._selector.register(reading, selectors.EVENT_READ, process)
 
     def _stop(self) -> None:
@@ -255,11 +233,11 @@ class _Parent:
         for process in self._processes:
             if process.pid is not None:
                 os.kill(process.pid, signal.SIGTERM)
-        end = time.monotonic() + _STOP_TIMEOUT
+        end = time.monotonic() + STOP_WORKERS
         while running := [process for process in self._processes if process.pid is not None]:
             remaining = end - time.monotonic()
             if remaining <= 0:
-                logger.warning("workers still run after %g s; killing them: %d", _STOP_TIMEOUT, len(running))
+                logger.warning("workers still run after %g s; killing them: %d", STOP_WORKERS, len(running))
                 for process in running:
                     assert process.pid is not None
                     os.kill(process.pid, signal.SIGKILL)

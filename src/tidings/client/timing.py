@@ -6,6 +6,8 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from tidings.runtime.backoff import Backoff
+
 __all__ = ["Timing"]
 
 
@@ -32,10 +34,8 @@ class Timing:
     random: Callable[[], float] = random.random
 
     def retry_delay(self, failures: int) -> float:
-        """Return the time to wait after this many failures in a row. Half of it is random, so that the clients of a
-        server that restarts do not come back together."""
-        longest = min(self.longest_retry, self.first_retry * 2.0 ** min(failures, 30))
-        return longest * (0.5 + self.random() / 2)
+        """Return the time to wait after a failure that followed this many others."""
+        return Backoff(self.first_retry, self.longest_retry, spreads=True, random=self.random).delay(failures)
 
     def poll_delay(self, planned: float) -> float:
         return planned * (1 + self.random() / 10)

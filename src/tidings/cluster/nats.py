@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import ssl
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -19,6 +18,7 @@ from tidings.cluster.nats_calls import Calls
 from tidings.cluster.nats_client import Client, Lost, Options, Refused, connect, request_json
 from tidings.cluster.nats_names import encode_name
 from tidings.cluster.nats_table import Table, find_stream
+from tidings.runtime.backoff import Backoff
 
 __all__ = ["Nats"]
 
@@ -63,7 +63,7 @@ class Nats:
 
     async def run(self, name: str, replica: str, watcher: Watcher, handler: CallHandler) -> None:
         loop = asyncio.get_running_loop()
-        delay = FIRST_DELAY
+        backoff = Backoff(FIRST_DELAY, LONGEST_DELAY, spreads=True, stable=STABLE)  # not all replicas at once
         self._is_lost = False
         while True:
             started = loop.time()
@@ -71,10 +71,7 @@ class Nats:
                 await self._serve(name, replica, watcher, handler)
             except Lost as error:
                 self._lose(watcher, str(error))
-            if loop.time() - started > STABLE:
-                delay = FIRST_DELAY
-            await asyncio.sleep(delay * random.uniform(0.5, 1))  # not all replicas at once
-            delay = min(delay * 2, LONGEST_DELAY)
+            await asyncio.sleep(backoff.fail(loop.time() - started))
 
     async def write(self, writes: Sequence[Write]) -> list[int | None]:
         if self._table is None:

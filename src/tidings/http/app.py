@@ -9,16 +9,14 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-import os
-import signal
 import socket
-import threading
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from tidings.http.disconnects import RequestReference, check_uvicorn
 from tidings.http.local_addresses import make_security, needs_security
+from tidings.runtime.shutdown import FINISH_CALLS, on_signals
 from tidings.server import internals
 from tidings.server.garbage_collection import freeze_objects, restored_gc_settings
 from tidings.server.list_reader import ListReader
@@ -26,8 +24,6 @@ from tidings.server.list_reader import ListReader
 __all__ = ["make_live", "own_app", "run_http", "serve_app"]
 
 logger = logging.getLogger(__name__)
-
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def own_app(server: Any, options: dict[str, Any]) -> Any:
@@ -76,7 +72,8 @@ def make_live(
             start()
             # Before the first client: one that only listens would otherwise be notified of all items.
             await reader.ensure_loaded(internals.lifespan_state_of(find_manager()))
-            with _on_signal(stop):
+            loop = asyncio.get_running_loop()
+            with on_signals(lambda number: loop.call_soon_threadsafe(stop), chains=True):
                 try:
                     yield state
                 finally:
@@ -89,34 +86,6 @@ def _add_request_reference(app: Any) -> None:
     """Put `RequestReference` before the app's own middleware, all of which is known when the app starts."""
     if app.user_middleware and not isinstance(app.middleware_stack, RequestReference):
         app.middleware_stack = RequestReference(app.middleware_stack or app.build_middleware_stack())
-
-
-@contextmanager
-def _on_signal(stop: Callable[[], None]) -> Iterator[None]:
-    """Call `stop` on the event loop when the process gets a signal to end, before the present handler of the signal."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread can set handlers; the shutdown of the app then calls `stop`
-        return
-    loop = asyncio.get_running_loop()
-    before = {number: signal.getsignal(number) for number in _SIGNALS}
-
-    def handle(number: int, frame: Any) -> None:
-        loop.call_soon_threadsafe(stop)
-        previous = before[signal.Signals(number)]
-        if callable(previous):
-            previous(number, frame)
-        elif previous == signal.SIG_DFL:
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
-
-    for number in _SIGNALS:
-        signal.signal(number, handle)
-    try:
-        yield
-    finally:
-        for number, previous in before.items():
-            if signal.getsignal(number) is handle:
-                signal.signal(number, previous)
 
 
 def run_http(
@@ -168,7 +137,7 @@ def serve_app(
 
     config = uvicorn.Config(
         app,
-        timeout_graceful_shutdown=1,  # the streams have ended; a request that hangs must not keep the process
+        timeout_graceful_shutdown=FINISH_CALLS,
         **options,
     )
     config.load()  # loads the protocol modules, which `check_uvicorn` checks

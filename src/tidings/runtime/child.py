@@ -55,7 +55,7 @@ class CannotStart(TidingsError):
 class Child:
     """A process group, its leader and the pipes of the leader.
 
-    With the constructor, the child runs without an event loop: the owner calls `has_exited` and `end`. With `start`,
+    With the constructor, the child runs without an event loop: the owner calls `poll` and `end`. With `start`,
     the running event loop serves the pipes, and the owner awaits `wait`.
     """
 
@@ -70,15 +70,23 @@ class Child:
         stderr: int | IO[Any] | None = subprocess.PIPE,
         pass_fds: Sequence[int] = (),
         at_death: str = "KILL",
+        on_output: Callable[[bytes], None] = lambda chunk: None,
+        on_stop: Callable[[], None] = lambda: None,
+        grace: float = GRACE,
+        linger: float = LINGER,
+        kills_rest: bool = True,
     ) -> None:
         """Start `command`; a string is a command for the shell. Raise `CannotStart`.
 
-        `at_death` is the signal that the group gets when this process dies."""
+        `at_death` is the signal that the group gets when this process dies. The rest is for `start`: `on_output` is
+        called with each chunk of stdout, and with `b""` at its end; `on_stop` before the group is stopped early. With
+        `kills_rest=False`, processes that the leader has left behind may go on.
+        """
         try:
             with watchdog.starting() as (variables, add):
                 # Bytes, because the locale of this process may not be able to encode the arguments of a client.
                 environment = {
-                    name.encode(): value.encode("utf-8", "surrogateescape")
+                    name.encode("utf-8", "surrogateescape"): value.encode("utf-8", "surrogateescape")
                     for name, value in {**(os.environ if env is None else env), **variables}.items()
                 }
                 # No preexec_fn, user or umask: CPython can then use vfork, whose cost does not grow with this process.
@@ -104,11 +112,11 @@ class Child:
         self.is_stopping = False
         """Whether `stop` was called before the leader exited."""
         self._loop: asyncio.AbstractEventLoop
-        self._on_stop: Callable[[], None]
-        self._on_exit: Callable[[], None]
-        self._grace = GRACE
-        self._linger = LINGER
-        self._kills_rest = True
+        self._on_output = on_output
+        self._on_stop = on_stop
+        self._grace = grace
+        self._linger = linger
+        self._kills_rest = kills_rest
         self._stderr = bytearray()
         self._input = bytearray()
         self._closes_input = False
@@ -119,48 +127,33 @@ class Child:
         self._pidfd = -1
 
     @classmethod
-    async def start(
-        cls,
-        command: Sequence[str | Path] | str,
-        *,
-        on_output: Callable[[bytes], None] = lambda chunk: None,
-        on_stop: Callable[[], None] = lambda: None,
-        on_exit: Callable[[], None] = lambda: None,
-        grace: float = GRACE,
-        linger: float = LINGER,
-        kills_rest: bool = True,
-        **options: Any,
-    ) -> Child:
-        """Start a child that this event loop serves. `options` are those of the constructor.
-
-        `on_output` is called with each chunk of stdout, and with `b""` at its end; `on_stop` before the group is
-        stopped early; `on_exit` when the leader has exited. With `kills_rest=False`, processes that the leader has left
-        behind may go on.
-        """
-        for _ in range(_BUSY_RETRIES):
+    async def start(cls, command: Sequence[str | Path] | str, **options: Any) -> Child:
+        """Start a child that this event loop serves. `options` are those of the constructor."""
+        for attempt in range(_BUSY_RETRIES + 1):
+            if attempt:
+                await asyncio.sleep(_BUSY_PAUSE)
             try:
                 child = cls(command, **options)
-                break
             except CannotStart as error:
-                if not (isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.ETXTBSY):
+                if attempt == _BUSY_RETRIES or getattr(error.__cause__, "errno", None) != errno.ETXTBSY:
                     raise
-            await asyncio.sleep(_BUSY_PAUSE)
-        else:
-            child = cls(command, **options)
-        child._grace, child._linger, child._kills_rest = grace, linger, kills_rest
-        child._on_stop, child._on_exit = on_stop, on_exit
-        child._loop = asyncio.get_running_loop()
-        child.finished = child._loop.create_future()
+            else:
+                child._serve()
+                return child
+        raise AssertionError
+
+    def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.finished = self._loop.create_future()
         try:
-            child.read(child._leader.stdout, on_output)
-            child.read(child._leader.stderr, child._add_stderr)
-            if child._leader.stdin is not None:
-                os.set_blocking(child._leader.stdin.fileno(), False)
-            child._watch_exit()
+            self.read(self._leader.stdout, self._on_output)
+            self.read(self._leader.stderr, self._add_stderr)
+            if self._leader.stdin is not None:
+                os.set_blocking(self._leader.stdin.fileno(), False)
+            self._watch_exit()
         except BaseException:
-            child.finish()
+            self.finish()
             raise
-        return child
 
     @property
     def status(self) -> int | None:
@@ -171,13 +164,6 @@ class Child:
     def stderr(self) -> bytes:
         """The last `STDERR_TAIL` bytes of stderr, as far as they are read."""
         return bytes(self._stderr[-STDERR_TAIL:])
-
-    @property
-    def has_exited(self) -> bool:
-        """Whether the leader has exited. This does not reap it."""
-        if self._leader.returncode is None and hasattr(os, "waitid"):
-            return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-        return self._leader.poll() is not None
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the group."""
@@ -190,16 +176,21 @@ class Child:
 
     # Without an event loop
 
+    def poll(self, timeout: float = 0.0) -> bool:
+        """Return whether the leader has exited, and then reap it. Wait for that for so many seconds."""
+        try:
+            self._leader.wait(timeout)
+        except subprocess.TimeoutExpired:
+            return False
+        watchdog.remove(self.pid)
+        return True
+
     def end(self, grace: float) -> None:
         """Send SIGTERM, SIGKILL after `grace` seconds, and reap the leader. With 0, send SIGKILL only. This blocks."""
         if grace:
             self.signal(signal.SIGTERM)
-            watchdog.remove(self.pid)
-            try:
-                self._leader.wait(grace)
-            except subprocess.TimeoutExpired:
-                pass
-        self.signal(signal.SIGKILL)
+        if not grace or not self.poll(grace):
+            self.signal(signal.SIGKILL)
         self._reap(None)
 
     # On the event loop
@@ -378,7 +369,6 @@ class Child:
             return  # the waiting thread reports it too late
         self._close_pidfd()
         self._is_noticed = True
-        self._on_exit()
         if self.is_stopping or not self._readers:
             self.finish()
         else:

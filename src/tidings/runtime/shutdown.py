@@ -1,25 +1,100 @@
-"""End a process whose threads can't be interrupted.
+"""The end of this process: its signals, its phases, and the times that these take.
 
-The functions registered with `atexit` and `run_at_exit` still run, for a short time: the store is written, log files
-are flushed, telemetry is sent. This is not the normal way to end: return from the main function if that is possible.
+| phase | a server over HTTP | a server on stdio |
+|---|---|---|
+| refuse | uvicorn closes its listeners on the signal | no call is started after the signal |
+| end streams | on the signal; uvicorn waits for them with the calls | `END_STREAMS` |
+| finish calls | `FINISH_CALLS`, then uvicorn cancels them | with the streams; at the end of the input, `ANSWER_REST` |
+| stop parts | child processes get `GRACE` after their SIGTERM; the store is written | the same |
+| exit | after `HTTP_DEADLINE` in any case | after `STDIO_DEADLINE` |
+
+A deadline exists because the thread of a Python tool can't be interrupted: `exit_process` then ends the process. The
+functions registered with `atexit` and `run_at_exit` still run, for `EXIT_TIMEOUT`: the store is written, log files are
+flushed, telemetry is sent. A client that ends its server waits about two seconds.
 """
 
 from __future__ import annotations
 
 import atexit
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NoReturn
+from typing import Any, NoReturn
 
-__all__ = ["exit_process", "run_at_exit"]
+from tidings.runtime.child import GRACE
+
+__all__ = [
+    "ANSWER_REST",
+    "END_STREAMS",
+    "FINISH_CALLS",
+    "HTTP_DEADLINE",
+    "SIGNALS",
+    "STDIO_DEADLINE",
+    "STOP_WORKERS",
+    "exit_after",
+    "exit_process",
+    "on_signals",
+    "run_at_exit",
+]
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+END_STREAMS = 0.2
+"""Seconds for the tasks that write the results of listen streams on stdio."""
+
+FINISH_CALLS = 1
+"""Seconds for running requests over HTTP; uvicorn takes whole seconds."""
+
+ANSWER_REST = 5.0
+"""Seconds without any answer, after the input has ended, until a server on stdio gives up the calls that still run. A
+script that pipes its requests in gets the results of all but slow tools. A client that wants to end the server sooner
+sends SIGTERM, as the specification says."""
+
+HTTP_DEADLINE = FINISH_CALLS + GRACE + 1.0
+"""Seconds from the signal to the exit. The last one is for a busy machine."""
+
+STDIO_DEADLINE = END_STREAMS + GRACE
+"""Seconds from the signal, or from the last answer, to the exit. There is no call to finish, and a client waits."""
 
 EXIT_TIMEOUT = 0.5
-"""Seconds. A client that ends its server waits about two seconds, and most of that time has passed by then."""
+"""Seconds for the functions of `exit_process`. Most of the time of a client has passed by then."""
+
+STOP_WORKERS = HTTP_DEADLINE + EXIT_TIMEOUT + 1.5
+"""Seconds until workers are killed. They exit by themselves before."""
 
 _functions: list[Callable[[], object]] = []
+
+
+@contextmanager
+def on_signals(handle: Callable[[int], object], *, chains: bool = False) -> Iterator[None]:
+    """Call `handle` in this block when the process gets a signal to end; with `chains`, then the present handler too.
+
+    Only the main thread can set handlers; in another one, this does nothing."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+
+    def handler(number: int, frame: Any) -> None:
+        handle(number)
+        previous = before[signal.Signals(number)]
+        if chains and callable(previous):
+            previous(number, frame)
+        elif chains and previous == signal.SIG_DFL:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
+    for number in SIGNALS:
+        signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        for number, previous in before.items():
+            if signal.getsignal(number) is handler:
+                signal.signal(number, previous)
 
 
 @contextmanager
@@ -35,7 +110,15 @@ def run_at_exit(function: Callable[[], object]) -> Iterator[None]:
         _functions.remove(function)
 
 
+def exit_after(seconds: float, status: int, before: Callable[[], object] = lambda: None) -> None:
+    """Exit later, even if a thread still runs then, which can't be interrupted. Call `before` first."""
+    timer = threading.Timer(seconds, lambda: (before(), exit_process(status)))
+    timer.daemon = True
+    timer.start()
+
+
 def exit_process(status: int) -> NoReturn:
+    """End the process although threads still run. Return from the main function instead if that is possible."""
     # In their own threads, because each of them can hang.
     threads = [
         threading.Thread(target=function, name="exit", daemon=True) for function in (atexit._run_exitfuncs, *_functions)

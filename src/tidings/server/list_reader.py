@@ -31,6 +31,7 @@ from tidings.core.hub import Hub
 from tidings.core.model import Change, Feature
 from tidings.core.tracer import READ_LIST
 from tidings.errors import InvalidItem
+from tidings.runtime.backoff import Backoff
 from tidings.server.definitions import distinct
 from tidings.server.loop_bridge import LoopBridge
 from tidings.server.source import ItemChange, Source
@@ -45,7 +46,7 @@ UNKNOWN: Final = object()
 """The state of the server's lifespan before it is known."""
 
 _RETRY_DELAY, _MAX_RETRY_DELAY = 1.0, 60.0
-"""Seconds until a list that could not be read is read again; the delay doubles each time."""
+"""Seconds until a list that could not be read is read again."""
 
 _JITTER = 0.2
 """The part of the polling interval by which it varies."""
@@ -268,7 +269,7 @@ class ListReader:
         """Read the list again after a delay; not at every request, because a list that fails may be expensive."""
         if (retry := self._retries.pop(feature, None)) is not None:
             retry.cancel()
-        delay = min(_RETRY_DELAY * 2 ** min(self._failures[feature] - 1, 16), _MAX_RETRY_DELAY)
+        delay = Backoff(_RETRY_DELAY, _MAX_RETRY_DELAY).delay(self._failures[feature] - 1)
         self._retries[feature] = asyncio.get_running_loop().call_later(delay, self.read_again, feature)
 
     def _record_failure(self, feature: Feature, error: Exception) -> None:

@@ -19,9 +19,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import signal
 import sys
-import threading
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, suppress
@@ -43,7 +41,7 @@ from pydantic_core import from_json
 
 from tidings.core.frames import ACKNOWLEDGED_METHOD, SUBSCRIPTION_KEY, encode_tag
 from tidings.runtime.lines import LineReader, LineWriter
-from tidings.runtime.shutdown import exit_process
+from tidings.runtime.shutdown import ANSWER_REST, END_STREAMS, STDIO_DEADLINE, exit_process, on_signals
 from tidings.server import internals
 from tidings.server.garbage_collection import freeze_objects, restored_gc_settings
 from tidings.server.list_cache import ListCache
@@ -54,20 +52,6 @@ from tidings.wire.methods import CANCELLED
 __all__ = ["StdioConnection", "run_stdio"]
 
 logger = logging.getLogger(__name__)
-
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
-
-_STREAM_TIMEOUT = 0.2
-"""Seconds after a signal for the tasks that write the results of listen streams."""
-
-_CLEANUP_TIMEOUT = 1.2
-"""Seconds after a signal, or after the last answer, until the process exits. The threads of Python tools can't be
-interrupted, and would keep the process. Executables get one second between SIGTERM and SIGKILL."""
-
-_ANSWER_TIMEOUT = 5.0
-"""Seconds without any answer, after the input has ended, until the process gives up the calls that still run. A script
-that pipes its requests in gets the results of all but slow tools. A client that wants to end the server sooner sends
-SIGTERM, as the specification says."""
 
 _MAX_LIST_REQUEST = 8192
 """Bytes. A longer line is not decoded twice, here and by the SDK; a typical list request has 300."""
@@ -112,14 +96,12 @@ async def _serve(serve: Callable[[], Any], stop: Callable[[], None]) -> None:
         signals.append(number)
         stop()
         if task is not None:
-            loop.call_later(_STREAM_TIMEOUT, task.cancel)
-        loop.call_later(_CLEANUP_TIMEOUT, exit_process, 128 + number)
+            loop.call_later(END_STREAMS, task.cancel)
+        loop.call_later(STDIO_DEADLINE, exit_process, 128 + number)
 
-    if threading.current_thread() is threading.main_thread():  # another one can't set handlers
-        for number in _SIGNALS:
-            loop.add_signal_handler(number, on_signal, number)
     try:
-        await serve()
+        with on_signals(lambda number: loop.call_soon_threadsafe(on_signal, number)):
+            await serve()
     except asyncio.CancelledError:
         if not signals:
             raise
@@ -224,7 +206,7 @@ class StdioConnection(NotificationStream, ObjectSendStream[SessionMessage]):
             if line is None:
                 if await self._wait_for_progress():
                     continue
-                self._exit_timer = asyncio.get_running_loop().call_later(_CLEANUP_TIMEOUT, self._exit)
+                self._exit_timer = asyncio.get_running_loop().call_later(STDIO_DEADLINE, self._exit)
                 return None
             text = line.decode(errors="replace")
             try:
@@ -262,7 +244,7 @@ class StdioConnection(NotificationStream, ObjectSendStream[SessionMessage]):
             return False
         self._progress.clear()
         try:
-            async with asyncio.timeout(_ANSWER_TIMEOUT):
+            async with asyncio.timeout(ANSWER_REST):
                 await self._progress.wait()
         except TimeoutError:
             return False

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from tidings.core.hub import Hub
 from tidings.core.model import Change, Feature
 from tidings.core.tracer import WRITE
+from tidings.runtime.backoff import Backoff
 from tidings.store import Batch, EventRow, JournalPart, Store, StoreBroken, StoreError
 from tidings.store.durable_registry import DurableSubscriptions
 from tidings.store.opened import OpenedStore
@@ -28,7 +29,7 @@ WRITE_DELAY = 0.05
 """Seconds from a change to its write. `kill -9` loses at most this much, and many changes are few transactions."""
 
 RETRY_DELAY, MAX_RETRY_DELAY = 1.0, 60.0
-"""Seconds until a failed write is tried again; the delay doubles each time."""
+"""Seconds until a failed write is tried again."""
 
 _MAX_QUEUED = 1024
 """Changes that are queued as they are. The thread that makes one more compacts them, in about a millisecond."""
@@ -172,17 +173,16 @@ class StoreWriter:
     # On the writer's thread
 
     def _run(self) -> None:
-        delay = RETRY_DELAY
+        backoff = Backoff(RETRY_DELAY, MAX_RETRY_DELAY)
         while not self._closing.is_set():
             self._has_work.wait(_RECHECK_INTERVAL if self._durables.has_unsaved else None)
             self._closing.wait(WRITE_DELAY)
             self._has_work.clear()
             if self.flush(timeout=MAX_RETRY_DELAY):
-                delay = RETRY_DELAY
-            elif self._store is None or self._closing.wait(delay):
+                backoff.reset()
+            elif self._store is None or self._closing.wait(backoff.fail()):
                 return
             else:
-                delay = min(2 * delay, MAX_RETRY_DELAY)
                 self._has_work.set()
 
     def _write(self, store: Store) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import random
+from tidings.runtime.backoff import Backoff
 
 __all__ = ["MAX_BACKOFF", "MAX_RETRY_AFTER", "retry_delay"]
 
@@ -17,6 +17,5 @@ def retry_delay(attempts: int, backoff: float, retry_after: float | None) -> flo
 
     `backoff` is the delay after the first one, and is doubled each time. `retry_after` is what the receiver asks for.
     """
-    delay = min(backoff * 2.0 ** min(attempts - 1, 30), MAX_BACKOFF)
-    # Jitter, so that deliveries that failed together are not retried together.
-    return max(delay * random.uniform(0.5, 1.0), min(retry_after or 0.0, MAX_RETRY_AFTER))
+    delay = Backoff(backoff, MAX_BACKOFF, spreads=True).delay(attempts - 1)
+    return max(delay, min(retry_after or 0.0, MAX_RETRY_AFTER))

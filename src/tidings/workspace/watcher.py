@@ -13,6 +13,7 @@ from pathlib import Path
 
 from watchfiles import Change, awatch
 
+from tidings.runtime.backoff import Backoff
 from tidings.workspace import TOP_LEVEL
 
 __all__ = ["FolderWatcher", "watch_paths"]
@@ -74,19 +75,21 @@ class FolderWatcher:
             remaining = await self._scan(remaining, False)
 
     async def _follow_events(self) -> None:
-        last_error, pause = "", _RETRY
+        last_error, backoff = "", Backoff(_RETRY, _MAX_RETRY)
         while True:
             try:
                 async for paths in watch_paths(self._root, self._list_other_folders):
                     if paths is not None:
-                        last_error, pause = "", _RETRY
+                        last_error = ""
+                        backoff.reset()
                     await self._scan_paths(paths)
             except Exception as error:  # a file system or its watcher may fail in any way
                 if last_error != str(error):
                     logger.warning("%s can't be watched: %s; %s", self._root, error, _advise(error))
                 last_error = str(error)
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, _MAX_RETRY) if self._root.is_dir() else _RETRY
+            await asyncio.sleep(backoff.fail())
+            if not self._root.is_dir():
+                backoff.reset()
 
     async def _follow_interval(self) -> None:
         while self._poll > 0:
