@@ -73,9 +73,10 @@ async def _reconnect(run: Run) -> list[Listener]:
         session, stream = listener
         if session is run.modern:
             again.append(Listener(session, await session.listen(stream.requested)))
-        elif isinstance(session, HttpSession) and session.era == "legacy" and session is not run.legacy:
-            if not await session.reopen_stream():
-                run.listeners.remove(listener)
+        elif session.era == "modern" or session is run.legacy or not isinstance(session, HttpSession):
+            continue
+        elif not await session.reopen_stream():
+            run.listeners.remove(listener)
     return again
 
 

@@ -6,6 +6,7 @@ import asyncio
 import re
 import ssl
 from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import httpx2
@@ -170,6 +171,12 @@ class HttpSession(Session):
         if (reader := self._readers.pop(stream, None)) is not None:
             reader.cancel()
             await asyncio.gather(reader, return_exceptions=True)
+
+    async def end(self) -> None:
+        """Tell the server that a legacy session is not needed any longer."""
+        if self.session_id is not None:
+            with suppress(Unanswered):
+                await self.status_of("DELETE", self.session_id)
 
     async def close(self) -> None:
         for stream in list(self._readers):

@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Self, TypeAlias
 
 import msgspec
 
@@ -46,6 +46,7 @@ Record: TypeAlias = "Callable[[str, Direction, bytes | str], Frame]"
 MODERN = "2026-07-28"
 LEGACY = "2025-11-25"
 """The version that a client of the legacy era offers. The server may choose an older one."""
+_HANDSHAKE_VERSIONS = ("2024-11-05", "2025-03-26", "2025-06-18", LEGACY)
 _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 
 
@@ -264,6 +265,13 @@ class Session(ABC):
             return chosen
         return MODERN if self.era == "modern" else LEGACY
 
+    @property
+    def is_supported(self) -> bool:
+        """Whether the server has answered that it supports this era."""
+        if self.era == "modern":
+            return MODERN in (self._discovered.get("supportedVersions") or ())
+        return self._discovered.get("protocolVersion") in _HANDSHAKE_VERSIONS
+
     def capability(self, feature: Feature) -> dict[str, Any] | None:
         found = self.capabilities.get(feature.value)
         return found if isinstance(found, dict) else None
@@ -276,6 +284,12 @@ class Session(ABC):
         return (self.capability(Feature.RESOURCES) or {}).get("subscribe") is True
 
     # Requests
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
 
     def encode(self, method: str, params: Mapping[str, Any], request_id: str | int | None = None) -> bytes:
         """Return a request of this era, or a notification if there is no id."""
@@ -293,13 +307,18 @@ class Session(ABC):
         self._ids += 1
         return self._ids
 
+    @property
+    def opening(self) -> str:
+        """The first request of a session."""
+        return DISCOVER if self.era == "modern" else INITIALIZE
+
     async def open(self) -> None:
         """Ask the server what it is. Its answer, which may be an error, is `discovery`."""
         if self.era == "modern":
-            self.discovery = await self.request(DISCOVER)
+            self.discovery = await self.request(self.opening)
         else:
             params = {"protocolVersion": LEGACY, "capabilities": {}, "clientInfo": self._client}
-            self.discovery = await self.request(INITIALIZE, **params)
+            self.discovery = await self.request(self.opening, **params)
             await self.notify(INITIALIZED)
 
     @abstractmethod
