@@ -13,7 +13,7 @@ from mcp.shared.uri_template import UriTemplate
 
 from tidings.client.lists import ChangingLists
 from tidings.client.mirror import Mirror, Status
-from tidings.client.namespace import Owner, check_server_names, name_items, name_uris, split_name, split_uri
+from tidings.client.namespace import Owner, check_server_names, name_items, split_name
 from tidings.client.snapshot import KEYS, ListName, Snapshot
 from tidings.client.timing import Timing
 from tidings.client.transport import Target
@@ -21,6 +21,7 @@ from tidings.errors import NotFound, first_error
 
 __all__ = ["MirrorGroup"]
 
+_NAMED: frozenset[ListName] = frozenset({"tools", "prompts"})
 _SAME_NAMES: frozenset[ListName] = frozenset({"resources", "contents"})
 """A content has the name of its resource."""
 _STATES = ("closed", "reconnecting", "stale", "polling", "fresh")
@@ -63,19 +64,14 @@ class MirrorGroup(ChangingLists):
 
         A tool or URI that no server lists is that of the server which the name names, or whose template fits.
         """
-        if list in ("tools", "prompts"):
-            owner = split_name(name, self.mirrors)
-        else:
-            owner = self._owners[list].get(name) or split_uri(name, self.mirrors) or self._find_template(name)
+        is_uri = list not in _NAMED
+        owner = self._owners[list].get(name) or split_name(name, self.mirrors, is_uri=is_uri)
+        if owner is None and is_uri:
+            templates = [each for each in self._owners["templates"].values() if _fits(each.own, name)]
+            owner = Owner(templates[0].server, name) if templates else None
         if owner is None:
             raise NotFound(f"{name!r} is of none of these servers: {', '.join(self.mirrors)}")
         return self.mirrors[owner.server], owner.own
-
-    def _find_template(self, uri: str) -> Owner | None:
-        for server, template in self._owners["templates"].values():
-            if UriTemplate.parse(template).match(uri) is not None:
-                return Owner(server, uri)
-        return None
 
     async def call(self, name: str, arguments: Mapping[str, Any] | None = None, **options: Any) -> types.CallToolResult:
         """Call a tool. `options` are those of `Client.call_tool`."""
@@ -131,12 +127,11 @@ class MirrorGroup(ChangingLists):
 
     def _name_items(self, name: ListName) -> dict[str, Owner]:
         items = {server: lists.listings[name].items for server, lists in self._seen.items()}
-        if name in ("tools", "prompts"):
-            return name_items(items)
-        if name == "templates":
-            return name_uris(items)
-        all_uris = {server: {**lists.resources, **lists.contents} for server, lists in self._seen.items()}
-        return {each: owner for each, owner in name_uris(all_uris).items() if owner.own in items[owner.server]}
+        if name not in _SAME_NAMES:
+            return name_items(items, are_uris=name not in _NAMED)
+        uris = {server: {**lists.resources, **lists.contents} for server, lists in self._seen.items()}
+        owners = name_items(uris, are_uris=True)
+        return {each: owner for each, owner in owners.items() if owner.own in items[owner.server]}
 
     def _renamed(self, list: ListName, name: str) -> Any:
         """Return an item with its name in the group, or None if there is none."""
@@ -144,3 +139,10 @@ class MirrorGroup(ChangingLists):
             return None
         item = self._seen[owner.server].listings[list].items[owner.own]
         return item.model_copy(update={KEYS[list]: name}) if list in KEYS and name != owner.own else item
+
+
+def _fits(template: str, uri: str) -> bool:
+    try:
+        return UriTemplate.parse(template).match(uri) is not None
+    except ValueError:  # the server's template is none
+        return False

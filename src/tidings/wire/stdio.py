@@ -66,33 +66,31 @@ class StdioSession(Session):
 
     def _receive(self, line: bytes) -> None:
         frame = Frame(0, self.channel, "received", line)
-        content = frame.message
+        request_id = frame.message.get("id")
         stream = self._stream_of(frame)
         if stream is not None:
             stream.receive(line)
-            if "id" in content:
+            if "id" in frame.message:
                 stream.end("the server ended the subscription")
-        elif "method" not in content and (answer := self._take_answer(content.get("id"))) is not None:
+        elif not frame.method and isinstance(request_id, str | int) and request_id in self._answers:
+            answer = self._answers.pop(request_id)
             received = self.record(self.channel, "received", line)
             if not answer.done():
                 answer.set_result(received)
         else:
             self.inbox.receive(line)
 
-    def _take_answer(self, request_id: Any) -> asyncio.Future[Frame] | None:
-        return self._answers.pop(request_id, None) if isinstance(request_id, str | int) else None
-
     def _stream_of(self, frame: Frame) -> Stream | None:
         """Return the stream that a message belongs to, by its subscription id or as the response of the request."""
         found = frame.subscription if frame.method else frame.message.get("id")
+        for stream in self.streams:
+            if type(stream.request_id) is type(found) and stream.request_id == found:
+                return stream
         # A wrong id must not look like a missing acknowledgement, so the most likely stream gets the message.
-        waiting = [stream for stream in self.streams if not stream.is_settled]
-        candidates = (
-            *(stream for stream in self.streams if _is_same_id(stream.request_id, found)),
-            *(stream for stream in self.streams if found is not None and str(stream.request_id) == str(found)),
-            *(waiting if frame.method == ACKNOWLEDGED_METHOD else ()),
-        )
-        return next(iter(candidates), None)
+        is_acknowledgement = frame.method == ACKNOWLEDGED_METHOD
+        likely = [stream for stream in self.streams if found is not None and str(stream.request_id) == str(found)]
+        likely += [stream for stream in self.streams if is_acknowledgement and not stream.is_settled]
+        return likely[0] if likely else None
 
     async def _write(self, data: bytes) -> None:
         if self._child is None or self._is_ended:
@@ -168,7 +166,3 @@ class StdioSession(Session):
             await self._child.wait()
         finally:  # also after a second Ctrl-C
             self._child.finish()
-
-
-def _is_same_id(one: Any, other: Any) -> bool:
-    return type(one) is type(other) and one == other
