@@ -14,7 +14,7 @@ import httpx2
 from tidings.core.redact import one_line, redact_uri
 from tidings.errors import TidingsError
 from tidings.wire.envelope import decode_message
-from tidings.wire.methods import CALL_TOOL, GET_PROMPT, INITIALIZE, LISTEN, READ_RESOURCE
+from tidings.wire.methods import CALL_METHODS, INITIALIZE, LISTEN
 from tidings.wire.session import MODERN, Era, Frame, Session, Stream, Unanswered, split_messages
 from tidings.wire.sse import read_events
 
@@ -25,8 +25,6 @@ _REOPEN_ATTEMPTS = 20
 _REOPEN_PAUSE = 0.2
 _END_TIMEOUT = 0.2
 """Seconds for a server to end the stream after its answer, so that the connection can be used again."""
-_NAMES = {CALL_TOOL: "name", GET_PROMPT: "name", READ_RESOURCE: "uri"}
-"""The param that a modern request repeats in the header `Mcp-Name`."""
 _VISIBLE_ASCII = re.compile(r"[!-~]+")
 
 
@@ -59,7 +57,8 @@ class HttpSession(Session):
         headers = {**_ACCEPT, **self._own_headers}
         if self.era == "modern":
             headers |= {"MCP-Protocol-Version": MODERN, "Mcp-Method": method}
-            if isinstance(name := params.get(_NAMES.get(method, "")), str):
+            feature = CALL_METHODS.get(method)
+            if feature is not None and isinstance(name := params.get(feature.key_field), str):
                 from mcp.shared.inbound import encode_header_value  # here, because it imports the SDK
 
                 headers["Mcp-Name"] = encode_header_value(name)
