@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from pathlib import Path
 
 import httpx2
@@ -41,3 +42,23 @@ async def test_interrupted_call_gets_a_json_rpc_error(tmp_path: Path, version: s
         answer = read_answer(response.text)
         assert (answer["id"], answer["error"]["code"]) == (7, -32000)
         assert "stopped" in answer["error"]["message"]
+
+
+@pytest.mark.anyio
+@pytest.mark.alone
+async def test_call_that_ends_soon_after_the_signal_is_answered(tmp_path: Path) -> None:
+    """Half a second later, while `FINISH_CALLS` is one."""
+    text = "printf x >pipe; until [ -e go ]; do sleep 0.01; done; sleep 0.5; echo finished"
+    write(tmp_path, {"tools/slow.sh": script("A tool", text)})
+    pipe = SharedPipe(tmp_path / "pipe")
+    params = {"name": "slow", "arguments": {}}
+    async with serving(tmp_path) as served, httpx2.AsyncClient(timeout=None) as client:
+        request = modern_message("tools/call", 7, params)
+        call = asyncio.create_task(client.post(served.url, json=request, headers=modern_headers("tools/call", params)))
+        assert await asyncio.to_thread(pipe.read) == b"x"
+        served.process.send_signal(signal.SIGTERM)
+        await served.line_with("stopping")
+        (tmp_path / "go").touch()
+        answer = read_answer((await call).text)
+        assert "finished" in str(answer["result"]["content"])
+        await served.stop()
