@@ -4,17 +4,20 @@ from typing import Any
 
 import pytest
 
-from tidings.client.hosts import HOSTS, TOKEN_VARIABLE, Server, read_servers
+from tidings.client.hosts import HOSTS, TOKEN_VARIABLE, HostedServer, read_servers
 from tidings.errors import TidingsError
 
 
 @pytest.mark.parametrize("name", HOSTS)
 def test_a_server_is_read_as_it_was_written(name: str) -> None:
     host = HOSTS[name]
-    servers = [Server(("board", "--stdio"), {"LEVEL": "1"})]
+    servers = [HostedServer(("board", "--stdio"), {"LEVEL": "1"})]
     if host.remote is not None:
         token = f"Bearer ${TOKEN_VARIABLE}" if host.token_variable else "Bearer 1"
-        servers += [Server(url="https://x/mcp"), Server(url="https://x/mcp", headers={"Authorization": token})]
+        servers += [
+            HostedServer(url="https://x/mcp"),
+            HostedServer(url="https://x/mcp", headers={"Authorization": token}),
+        ]
     for server in servers:
         assert read_servers(host.write("board", server)) == {"board": server}
 

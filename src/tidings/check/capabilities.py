@@ -6,7 +6,7 @@ from typing import Any
 
 from tidings.check.run import Listener, Run
 from tidings.core.model import Feature
-from tidings.wire.http import HttpSession
+from tidings.wire.http import HttpClientSession
 from tidings.wire.methods import LIST_METHODS
 from tidings.wire.session import Session, Stream
 
@@ -108,7 +108,7 @@ async def open_legacy_streams(run: Run) -> None:
         run.skip(["get-stream"], "the server promises legacy sessions no notifications")
     for session in sessions:
         await run.lists(session)
-        if isinstance(session, HttpSession):
+        if isinstance(session, HttpClientSession):
             await session.open_stream()
             if not _is_open(session.inbox) and promised:
                 answered = f"answered with {session.inbox.status}" if session.inbox.status else "not answered"

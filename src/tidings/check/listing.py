@@ -12,7 +12,7 @@ from tidings.wire.methods import LIST_METHODS
 from tidings.wire.paging import EndlessPages, read_pages
 from tidings.wire.session import Frame, Session, Unanswered, as_dict
 
-__all__ = ["Listing", "Refused", "read_content", "read_list", "read_lists"]
+__all__ = ["Refused", "ServerList", "read_content", "read_list", "read_lists"]
 
 _METHOD_NOT_FOUND = -32601
 
@@ -26,7 +26,7 @@ class Refused(Unanswered):
 
 
 @dataclass
-class Listing:
+class ServerList:
     """All pages of one list of the server."""
 
     items: dict[str, Any]
@@ -38,7 +38,7 @@ class Listing:
         return list(self.items)
 
 
-async def read_list(session: Session, method: str) -> Listing:
+async def read_list(session: Session, method: str) -> ServerList:
     """Read all pages of a list. It is empty if the server does not have the method."""
     listed = LIST_METHODS[method]
     items: dict[str, Any] = {}
@@ -62,10 +62,10 @@ async def read_list(session: Session, method: str) -> Listing:
             items |= {str(as_dict(item).get(listed.key)): _without_volatile(item) for item in found}
     except EndlessPages as error:
         raise Refused(method, str(error)) from None
-    return Listing(items, pages)
+    return ServerList(items, pages)
 
 
-async def read_lists(session: Session, refused: Collection[str] = ()) -> dict[str, Listing]:
+async def read_lists(session: Session, refused: Collection[str] = ()) -> dict[str, ServerList]:
     """Read the lists of all features that the server declares, except for those that it refused."""
     return {
         method: await read_list(session, method)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tidings.check.listing import Listing
+from tidings.check.listing import ServerList
 from tidings.check.run import Run
 from tidings.wire.session import Frame, Session
 
@@ -16,7 +16,7 @@ _NOT_COMPARED = ("_meta", "nextCursor", "ttlMs", "cacheScope")
 
 async def check_order(run: Run) -> None:
     """Compare the lists of several sessions. On stdio, each session is a new process."""
-    listings: list[tuple[Session, dict[str, Listing]]] = list(run.before.items())
+    listings: list[tuple[Session, dict[str, ServerList]]] = list(run.before.items())
     for first in run.sessions:
         listings += [(first, await run.lists(first)) for _ in range(2)]
         other = await run.open(first.era)

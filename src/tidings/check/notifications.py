@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from tidings.check.listing import Listing, read_content
+from tidings.check.listing import ServerList, read_content
 from tidings.check.run import Listener, Run
 from tidings.core.frames import ACKNOWLEDGED_METHOD
 from tidings.core.model import Feature
-from tidings.wire.http import HttpSession
+from tidings.wire.http import HttpClientSession
 from tidings.wire.methods import LIST_CHANGED, LIST_METHODS
 from tidings.wire.session import Frame, Stream
 
@@ -73,20 +73,20 @@ async def _reconnect(run: Run) -> list[Listener]:
         session, stream = listener
         if session is run.modern:
             again.append(Listener(session, await session.listen(stream.requested)))
-        elif session.era == "modern" or session is run.legacy or not isinstance(session, HttpSession):
+        elif session.era == "modern" or session is run.legacy or not isinstance(session, HttpClientSession):
             continue
         elif not await session.reopen_stream():
             run.listeners.remove(listener)
     return again
 
 
-async def _read_lists(run: Run) -> dict[Any, dict[str, Listing]]:
+async def _read_lists(run: Run) -> dict[Any, dict[str, ServerList]]:
     return {session: await run.lists(session) for session in run.sessions}
 
 
-def changed_features(before: dict[str, Listing], after: dict[str, Listing]) -> set[Feature]:
+def changed_features(before: dict[str, ServerList], after: dict[str, ServerList]) -> set[Feature]:
     """Return the features whose lists have other items, or items with other definitions."""
-    empty = Listing({})
+    empty = ServerList({})
     methods = before.keys() | after.keys()
     return {
         LIST_METHODS[each].feature for each in methods if before.get(each, empty).items != after.get(each, empty).items

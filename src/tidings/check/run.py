@@ -8,16 +8,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from tidings.check.listing import Listing, Refused, read_content, read_lists
+from tidings.check.listing import Refused, ServerList, read_content, read_lists
 from tidings.check.report import Report
 from tidings.check.transcript import Transcript
 from tidings.core.model import Feature
 from tidings.core.redact import one_line
 from tidings.errors import Disconnected
-from tidings.wire.http import HttpSession
+from tidings.wire.http import HttpClientSession
 from tidings.wire.methods import LIST_METHODS
 from tidings.wire.session import LEGACY, MODERN, Era, Session, Stream, Unanswered
-from tidings.wire.stdio import StdioSession
+from tidings.wire.stdio import StdioClientSession
 
 __all__ = ["CheckOptions", "Listener", "Run"]
 
@@ -79,7 +79,7 @@ class Run:
         self.listeners: list[Listener] = []
         self.uris: list[str] = []
         """The resources to which the check subscribes."""
-        self.before: dict[Session, dict[str, Listing]] = {}
+        self.before: dict[Session, dict[str, ServerList]] = {}
         """The lists of the first session of each era, before anything else."""
         self.contents: dict[str, Any] = {}
         """The contents of those resources that are the same whenever they are read."""
@@ -116,9 +116,9 @@ class Run:
             headers = dict(options.headers)
             if (bearer := token or options.token) is not None:
                 headers["Authorization"] = f"Bearer {bearer}"
-            session = HttpSession(url or options.target, era, options.timeout, headers=headers, **common)
+            session = HttpClientSession(url or options.target, era, options.timeout, headers=headers, **common)
         else:
-            session = StdioSession(options.target, era, options.timeout, **common)
+            session = StdioClientSession(options.target, era, options.timeout, **common)
         self.opened.append(session)
         await session.open()
         if session.discovery is not None and session.discovery.result is None:
@@ -156,7 +156,7 @@ class Run:
             if first is not None and first == second:
                 self.contents[uri] = first
 
-    async def lists(self, session: Session) -> dict[str, Listing]:
+    async def lists(self, session: Session) -> dict[str, ServerList]:
         """Read the lists of all features that the server declares, except for those that it refused."""
         found = await read_lists(session, self._refused.get(session.era, ()))
         for method, listing in found.items():
@@ -164,7 +164,7 @@ class Run:
                 self.fetched.setdefault((session, LIST_METHODS[method].feature), listing.pages[0].time)
         return found
 
-    async def _read_known_lists(self, session: Session) -> dict[str, Listing]:
+    async def _read_known_lists(self, session: Session) -> dict[str, ServerList]:
         """Read the lists of a first session. Later sessions of its era do not ask for those that it is refused."""
         while True:
             try:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from tidings.check.listing import Listing, read_content, read_list
+from tidings.check.listing import ServerList, read_content, read_list
 from tidings.check.notifications import changed_features
 from tidings.check.run import Listener, Run
 from tidings.core.model import UPDATED_METHOD, Feature
@@ -72,8 +72,8 @@ class _Round:
     listeners: list[Listener]
     positions: dict[int, int] = field(default_factory=dict)
     """The number of frames of each listener before the trigger, by its index."""
-    before: dict[Session, dict[str, Listing]] = field(default_factory=dict)
-    after: dict[Session, dict[str, Listing]] = field(default_factory=dict)
+    before: dict[Session, dict[str, ServerList]] = field(default_factory=dict)
+    after: dict[Session, dict[str, ServerList]] = field(default_factory=dict)
     contents: dict[Session, dict[str, Any]] = field(default_factory=dict)
     changed_uris: dict[Session, set[str]] = field(default_factory=dict)
     started: float = 0.0
@@ -208,7 +208,7 @@ async def _call_new_tools(run: Run, round_: _Round) -> int:
         await asyncio.gather(*waiting, return_exceptions=True)
     session = first[0].session
     listing = await read_list(session, "tools/list")
-    known = round_.before[session].get("tools/list", Listing({})).items
+    known = round_.before[session].get("tools/list", ServerList({})).items
     added = [name for name in listing.keys if name not in known][:_MAX_CALLS]
     for name in added:
         answer = await session.request("tools/call", name=name, arguments={})
@@ -265,7 +265,7 @@ async def _check_unsubscribe(run: Run, first: _Round) -> None:
     run.passed("unsubscribe")
 
 
-def _find_tool(trigger: str, lists: Mapping[Session, dict[str, Listing]]) -> tuple[str | None, dict[str, Any]]:
+def _find_tool(trigger: str, lists: Mapping[Session, dict[str, ServerList]]) -> tuple[str | None, dict[str, Any]]:
     """Return the tool that the trigger names, and its arguments. `NAME` or `NAME {JSON}`; otherwise it is a command."""
     name, _, rest = trigger.partition(" ")
     if not any(name in found["tools/list"].items for found in lists.values() if "tools/list" in found):

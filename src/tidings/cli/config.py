@@ -13,7 +13,7 @@ from tidings.cli.command_line import absolute_command
 from tidings.cli.folder import check_folder
 from tidings.cli.options import Folder
 from tidings.cli.output import fail, print_json, print_stderr, print_stdout, toml_value
-from tidings.client.hosts import HOSTS, PLACEHOLDER, TOKEN_VARIABLE, Server
+from tidings.client.hosts import HOSTS, PLACEHOLDER, TOKEN_VARIABLE, HostedServer
 
 __all__ = ["config"]
 
@@ -54,9 +54,9 @@ def config(
     chosen = HOSTS[client]
     key = name or _get_server_name(folder)
     if http is None:
-        server = Server((*absolute_command(), "serve", str(folder.resolve()), "--stdio"))
+        server = HostedServer((*absolute_command(), "serve", str(folder.resolve()), "--stdio"))
     else:
-        server = Server(url=http, headers={"Authorization": f"Bearer {chosen.variable}"} if auth else {})
+        server = HostedServer(url=http, headers={"Authorization": f"Bearer {chosen.variable}"} if auth else {})
     inputs = {"inputs": list(chosen.inputs)} if auth and chosen.inputs else {}
     settings = inputs | chosen.write(key, server)
     if as_json:

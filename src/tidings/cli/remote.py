@@ -21,7 +21,7 @@ from tidings.core.model import Feature
 from tidings.core.redact import one_line
 from tidings.errors import TidingsError, first_error
 from tidings.runtime.shutdown import exit_process
-from tidings.wire.http import HttpSession
+from tidings.wire.http import HttpClientSession
 from tidings.wire.session import Era, Stream, Unanswered, as_dict
 
 __all__ = ["Remote", "Unreachable", "bearer_headers", "check_url", "connect", "run"]
@@ -73,7 +73,7 @@ async def _cancel_on_interrupt(work: Coroutine[Any, Any, Result], close_timeout:
 class Remote:
     """A connection to a server."""
 
-    def __init__(self, url: str, session: HttpSession) -> None:
+    def __init__(self, url: str, session: HttpClientSession) -> None:
         self._url = url
         self._session = session
         self._stream: Stream | None = None
@@ -142,7 +142,7 @@ async def connect(url: str, token: str | None, headers: Mapping[str, str] | None
     headers = bearer_headers(token) | dict(headers or {})
     problem, status = "", 0
     for era in _ERAS:
-        async with HttpSession(url, era, _TIMEOUT, headers=headers) as session:
+        async with HttpClientSession(url, era, _TIMEOUT, headers=headers) as session:
             try:
                 await session.open()
                 problem = f"it did not answer {session.opening} as MCP demands"

@@ -8,14 +8,14 @@ from typing import Any, Final
 
 from tidings.errors import TidingsError
 
-__all__ = ["HOSTS", "PLACEHOLDER", "TOKEN_VARIABLE", "Host", "Server", "read_servers"]
+__all__ = ["HOSTS", "PLACEHOLDER", "TOKEN_VARIABLE", "Host", "HostedServer", "read_servers"]
 
 TOKEN_VARIABLE: Final = "TIDINGS_AUTH_TOKEN"
 PLACEHOLDER: Final = "PUT-THE-TOKEN-HERE"
 
 
 @dataclass(frozen=True)
-class Server:
+class HostedServer:
     """A server that a client connects to: a command, or a URL."""
 
     command: tuple[str, ...] = ()
@@ -48,7 +48,7 @@ class Host:
     inputs: tuple[dict[str, Any], ...] = ()
     """The inputs that the program asks its user for."""
 
-    def write(self, name: str, server: Server) -> dict[str, Any]:
+    def write(self, name: str, server: HostedServer) -> dict[str, Any]:
         """Return the settings with this server."""
         if not server.url:
             words = [*server.command]
@@ -65,7 +65,7 @@ class Host:
         return {self.member: {name: entry}}
 
 
-def _start_mcp_remote(server: Server) -> dict[str, Any]:
+def _start_mcp_remote(server: HostedServer) -> dict[str, Any]:
     entry: dict[str, Any] = {"command": "npx", "args": ["-y", "mcp-remote", server.url]}
     if server.headers:
         # The argument contains no space, because mcp-remote splits arguments at spaces on some systems.
@@ -122,7 +122,7 @@ HOSTS: Final = {
 }
 
 
-def read_servers(settings: Mapping[str, Any]) -> dict[str, Server]:
+def read_servers(settings: Mapping[str, Any]) -> dict[str, HostedServer]:
     """Return the servers by name in the settings of any of the programs. Raise `TidingsError` if there are none."""
     for member in dict.fromkeys(host.member for host in HOSTS.values()):
         if isinstance(found := settings.get(member), dict):
@@ -130,7 +130,7 @@ def read_servers(settings: Mapping[str, Any]) -> dict[str, Server]:
     raise TidingsError('the settings have no servers; they are in the member "mcpServers"')
 
 
-def _read(name: str, entry: Any) -> Server:
+def _read(name: str, entry: Any) -> HostedServer:
     """Return one server, whichever program has written it."""
     members = entry if isinstance(entry, dict) else {}
 
@@ -145,4 +145,4 @@ def _read(name: str, entry: Any) -> Server:
     url = find({host.url for host in hosts}, str)
     if not words and not url:
         raise TidingsError(f"the server {name!r} has neither a command nor a URL")
-    return Server(tuple(map(str, words)), dict(find({host.env for host in hosts}, dict)), url, headers)
+    return HostedServer(tuple(map(str, words)), dict(find({host.env for host in hosts}, dict)), url, headers)

@@ -33,7 +33,7 @@ from tidings.wire.http import make_http_client
 from tidings.wire.methods import LIST_CHANGED, list_methods
 from tidings.wire.paging import read_pages
 
-__all__ = ["Frame", "LiveClient", "LiveClients", "NotificationError", "connect"]
+__all__ = ["LiveClient", "LiveClients", "NotificationError", "Received", "connect"]
 
 Era: TypeAlias = Literal["modern", "legacy"]
 Names: TypeAlias = str | Sequence[str]
@@ -54,7 +54,7 @@ class NotificationError(AssertionError):
 
 
 @dataclass
-class Frame:
+class Received:
     """A notification of a change, as a client got it."""
 
     at: float
@@ -100,7 +100,7 @@ class LiveClient:
     label: str
     client: Client = field(init=False)
     """The client of the SDK, for requests."""
-    frames: list[Frame] = field(default_factory=list)
+    frames: list[Received] = field(default_factory=list)
     """All notifications of changes, in their order."""
     uris: frozenset[str] = frozenset()
     """The URIs that it has subscribed to."""
@@ -115,7 +115,7 @@ class LiveClient:
     def is_modern(self) -> bool:
         return self.client.protocol_version in MODERN_PROTOCOL_VERSIONS
 
-    def unexpected(self, topic: str | None = None) -> list[Frame]:
+    def unexpected(self, topic: str | None = None) -> list[Received]:
         """Return the notifications that no assertion has expected yet."""
         return [frame for frame in self.frames if not frame.is_expected and topic in (None, frame.topic)]
 
@@ -132,7 +132,7 @@ class LiveClient:
         if params.get("uri") == MARKER:
             self._markers += 1
         else:
-            self.frames.append(Frame(time.monotonic() - self._started, method, params))
+            self.frames.append(Received(time.monotonic() - self._started, method, params))
         self._arrived.set()
         self._arrived = asyncio.Event()
 

@@ -18,7 +18,7 @@ from tidings.wire.methods import CALL_METHODS, INITIALIZE, LISTEN
 from tidings.wire.session import MODERN, Era, Frame, Session, Stream, Unanswered, split_messages
 from tidings.wire.sse import read_events
 
-__all__ = ["HttpSession", "make_http_client"]
+__all__ = ["HttpClientSession", "make_http_client"]
 
 _ACCEPT = {"Accept": "application/json, text/event-stream", "Content-Type": "application/json"}
 _REOPEN_ATTEMPTS = 20
@@ -38,7 +38,7 @@ def make_http_client(url: str, kind: Callable[..., Any] = httpx2.AsyncClient, **
         raise TidingsError(f"the proxy that the environment names can't be used: {error}") from None
 
 
-class HttpSession(Session):
+class HttpClientSession(Session):
     """It has an HTTP client and connections of its own."""
 
     transport = "http"

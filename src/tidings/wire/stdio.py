@@ -18,13 +18,13 @@ from tidings.runtime.child import Child
 from tidings.wire.methods import CANCELLED, DISCOVER
 from tidings.wire.session import Era, Frame, Session, Stream, Unanswered
 
-__all__ = ["StdioSession"]
+__all__ = ["StdioClientSession"]
 
 _EXIT_TIMEOUT = 5.0
 """Seconds for the process to exit when its input ends, and after SIGTERM."""
 
 
-class StdioSession(Session):
+class StdioClientSession(Session):
     transport = "stdio"
 
     def __init__(self, command: Sequence[str], era: Era, timeout: float, **options: Any) -> None:
