@@ -16,6 +16,7 @@ from tidings.cli.options import Token, TokenFile, is_url
 from tidings.cli.output import fail, pluralize, print_json_lines, print_stderr, print_stdout
 from tidings.core.redact import one_line
 from tidings.errors import TidingsError
+from tidings.wire.sse import read_events
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -108,10 +109,11 @@ async def _overviews(url: str, token: str | None) -> AsyncIterator[dict[str, Any
     import httpx2
     import msgspec
 
-    from tidings.cli.remote import Unreachable, bearer_headers, make_http_client
+    from tidings.cli.remote import Unreachable, bearer_headers
+    from tidings.wire.http import make_http_client
 
     try:
-        async with make_http_client(headers=bearer_headers(token), timeout=_READ_TIMEOUT) as http:
+        async with make_http_client(url, headers=bearer_headers(token), timeout=_READ_TIMEOUT) as http:
             response = await http.get(f"{url}/api/overview")
             _check(url, response.status_code, response.text, has_token=bool(token))
             overview = msgspec.json.decode(response.content, type=dict[str, Any])
@@ -121,12 +123,9 @@ async def _overviews(url: str, token: str | None) -> AsyncIterator[dict[str, Any
             async with http.stream("GET", f"{url}/api/events") as events:
                 if events.status_code != 200:
                     _check(url, events.status_code, (await events.aread()).decode(), has_token=bool(token))
-                name = ""
-                async for line in events.aiter_lines():
-                    if line.startswith("event: "):
-                        name = line[7:]
-                    elif line.startswith("data: ") and name == "overview":
-                        overview = _add_history(msgspec.json.decode(line[6:]), overview["history"])
+                async for event in read_events(events.aiter_bytes()):
+                    if event.name == "overview":
+                        overview = _add_history(msgspec.json.decode(event.data), overview["history"])
                         yield overview
     except httpx2.RemoteProtocolError:
         return  # the server was stopped

@@ -18,8 +18,8 @@ from tidings.core.catalog import Catalog
 from tidings.core.hub import Hub
 from tidings.core.model import Feature
 from tidings.server import internals
-from tidings.server.methods import LISTEN
 from tidings.server.source import ItemChange, Source, Wake
+from tidings.wire.methods import LISTEN
 
 __all__ = ["ChangeEvents"]
 

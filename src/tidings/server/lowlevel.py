@@ -25,8 +25,8 @@ from tidings.core.model import Feature, item_key
 from tidings.errors import InvalidItem, NotFound
 from tidings.server.components import already_exists
 from tidings.server.definitions import as_dict
-from tidings.server.methods import CALL_TOOL, GET_PROMPT, READ_RESOURCE, list_methods
 from tidings.server.source import Source, Wake
+from tidings.wire.methods import CALL_TOOL, GET_PROMPT, READ_RESOURCE, list_methods
 
 __all__ = ["LowLevelSource"]
 

@@ -24,8 +24,8 @@ from tidings.server.components import (
     make_component,
 )
 from tidings.server.definitions import as_dict, encode, key_of, to_definition
-from tidings.server.methods import list_methods
 from tidings.server.source import ItemChange, OnInvalid, Source, Wake
+from tidings.wire.methods import list_methods
 
 __all__ = ["MCPServerSource"]
 

@@ -31,10 +31,10 @@ from tidings.errors import UnsupportedEventLoop
 from tidings.server.change_events import ChangeEvents
 from tidings.server.definitions import as_dict, with_meta
 from tidings.server.list_reader import ListReader
-from tidings.server.methods import CALL_TOOL, DISCOVER, INITIALIZE, INITIALIZED, LIST_METHODS, LISTEN, READ_RESOURCE
 from tidings.server.response_cursor import ResponseCursor
 from tidings.server.sessions import Sessions, identity_of
 from tidings.server.source import Source
+from tidings.wire.methods import CALL_TOOL, DISCOVER, INITIALIZE, INITIALIZED, LIST_METHODS, LISTEN, READ_RESOURCE
 
 __all__ = ["NotificationMiddleware", "ToolCallMiddleware", "server_info_meta"]
 

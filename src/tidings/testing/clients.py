@@ -27,10 +27,13 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
-from tidings.core.model import Feature
-from tidings.errors import NotSupported, TidingsError
+from tidings.core.model import UPDATED_METHOD, Feature
+from tidings.errors import NotSupported, TidingsError, first_error
+from tidings.wire.http import make_http_client
+from tidings.wire.methods import LIST_CHANGED, list_methods
+from tidings.wire.paging import read_pages
 
-__all__ = ["Frame", "LiveClient", "LiveClients", "NotificationError", "connect"]
+__all__ = ["LiveClient", "LiveClients", "NotificationError", "Received", "connect"]
 
 Era: TypeAlias = Literal["modern", "legacy"]
 Names: TypeAlias = str | Sequence[str]
@@ -44,16 +47,6 @@ _SHOWN = 20
 """Frames of each client in an error."""
 
 _TOPICS = {feature.value: feature for feature in Feature}
-_FEATURES = {feature.method: feature for feature in Feature}
-_UPDATED = "notifications/resources/updated"
-_LISTS = {
-    Feature.TOOLS: (("list_tools", "tools", "name"),),
-    Feature.PROMPTS: (("list_prompts", "prompts", "name"),),
-    Feature.RESOURCES: (
-        ("list_resources", "resources", "uri"),
-        ("list_resource_templates", "resource_templates", "uri_template"),
-    ),
-}
 
 
 class NotificationError(AssertionError):
@@ -61,7 +54,7 @@ class NotificationError(AssertionError):
 
 
 @dataclass
-class Frame:
+class Received:
     """A notification of a change, as a client got it."""
 
     at: float
@@ -74,7 +67,7 @@ class Frame:
     @property
     def topic(self) -> str:
         """The feature or the URI."""
-        feature = _FEATURES.get(self.method)
+        feature = LIST_CHANGED.get(self.method)
         return feature.value if feature else str(self.params.get("uri"))
 
     def __str__(self) -> str:
@@ -107,7 +100,7 @@ class LiveClient:
     label: str
     client: Client = field(init=False)
     """The client of the SDK, for requests."""
-    frames: list[Frame] = field(default_factory=list)
+    frames: list[Received] = field(default_factory=list)
     """All notifications of changes, in their order."""
     uris: frozenset[str] = frozenset()
     """The URIs that it has subscribed to."""
@@ -122,7 +115,7 @@ class LiveClient:
     def is_modern(self) -> bool:
         return self.client.protocol_version in MODERN_PROTOCOL_VERSIONS
 
-    def unexpected(self, topic: str | None = None) -> list[Frame]:
+    def unexpected(self, topic: str | None = None) -> list[Received]:
         """Return the notifications that no assertion has expected yet."""
         return [frame for frame in self.frames if not frame.is_expected and topic in (None, frame.topic)]
 
@@ -133,13 +126,13 @@ class LiveClient:
 
     async def _receive(self, message: Any) -> None:
         method = getattr(message, "method", None)
-        if method not in _FEATURES and method != _UPDATED:
+        if method not in LIST_CHANGED and method != UPDATED_METHOD:
             return
         params = message.params.model_dump(mode="json", by_alias=True, exclude_none=True) if message.params else {}
         if params.get("uri") == MARKER:
             self._markers += 1
         else:
-            self.frames.append(Frame(time.monotonic() - self._started, method, params))
+            self.frames.append(Received(time.monotonic() - self._started, method, params))
         self._arrived.set()
         self._arrived = asyncio.Event()
 
@@ -152,19 +145,14 @@ class LiveClient:
         if getattr(self.client.server_capabilities, feature.value) is None:
             return {}
         items: dict[str, Any] = {}
-        for method, member, key in _LISTS[feature]:
-            page: str | None = None
-            while True:
-                try:
-                    result = await getattr(self.client, method)(cursor=page)
-                except MCPError as error:
-                    if error.code != types.METHOD_NOT_FOUND:
-                        raise
-                    break  # for example a server with resources and without templates
-                for item in getattr(result, member):
-                    items[str(getattr(item, key))] = item.model_dump(mode="json", by_alias=True, exclude_unset=True)
-                if (page := result.next_cursor) is None:
-                    break
+        for name, method in list_methods(feature).items():
+            try:
+                async for page in read_pages(name, getattr(self.client, method.function)):
+                    dumped = page.model_dump(mode="json", by_alias=True, exclude_unset=True)
+                    items |= {str(item[method.key]): item for item in dumped[method.member]}
+            except MCPError as error:
+                if error.code != types.METHOD_NOT_FOUND:  # for example a server with resources and without templates
+                    raise
         return items
 
     async def _difference(self, feature: Feature, items: dict[str, Any] | None = None) -> _Difference:
@@ -406,21 +394,15 @@ async def connect(
         waited: list[asyncio.Future[Any]] = [keeping, opened]
         await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
         if keeping.done():
-            raise _first(keeping.exception()) from None
+            error = keeping.exception()
+            assert error is not None
+            raise first_error(error) from None
         yield opened.result()
     finally:
         ended.set()
         if not opened.done():  # not connected: the caller was cancelled, for example by a timeout
             keeping.cancel()
         await asyncio.wait([keeping])
-
-
-def _first(error: BaseException | None) -> BaseException:
-    """Return the error in an exception group, or the error itself."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    assert error is not None
-    return error
 
 
 def _app_of(target: Any) -> Any:
@@ -440,10 +422,10 @@ async def _client(
     async with AsyncExitStack() as stack:
         is_http = isinstance(server, str)
         if is_http:
-            http = httpx2.AsyncClient(
+            http = make_http_client(
+                server,
                 headers=headers,
                 timeout=httpx2.Timeout(30.0, read=None),  # a stream may be silent for long
-                verify=not server.startswith("http://"),  # loading the certificates takes longer than a test
                 event_hooks={"response": [found._on_response]},
             )
             server = streamable_http_client(server, http_client=await stack.enter_async_context(http))

@@ -11,11 +11,11 @@ from typing import Any
 
 import httpx2
 
-from tidings.client.check.http import HttpSession, LegacyHttp
-from tidings.client.check.run import Run
-from tidings.client.check.stdio import StdioSession
-from tidings.client.check.wire import Frame, Session, Unanswered
+from tidings.check.run import Run
 from tidings.core.model import Feature
+from tidings.wire.http import HttpClientSession
+from tidings.wire.session import Frame, Session, Unanswered
+from tidings.wire.stdio import StdioClientSession
 
 __all__ = ["check_expiry", "check_sessions", "check_sigterm", "check_slow_reader"]
 
@@ -38,13 +38,13 @@ _BLOCKED = 1.0
 async def check_sessions(run: Run) -> None:
     if not run.is_http:
         run.skip(["unknown-session"], "the target is a stdio server")
-    elif not isinstance(run.legacy, LegacyHttp):
+    elif run.legacy is None:
         run.skip(["unknown-session"], run.missing["legacy"])
-    elif run.legacy.session_id is None:
+    elif isinstance(run.legacy, HttpClientSession) and run.legacy.session_id is None:
         run.skip(["unknown-session"], "the server is stateless: it gives no session ids")
     else:
         ended = await run.open("legacy")
-        assert isinstance(ended, LegacyHttp)
+        assert isinstance(ended, HttpClientSession)
         assert ended.session_id is not None
         deleted = await ended.status_of("DELETE", ended.session_id)
         ids = {"unknown": uuid.uuid4().hex}
@@ -68,22 +68,22 @@ async def check_slow_reader(run: Run) -> None:
     method = next(iter(run.before[run.sessions[0]]), None)
     if method is None:
         run.skip(["slow-reader"], "the server declares no list")
-    elif isinstance(session, StdioSession):
+    elif isinstance(session, StdioClientSession):
         await _check_slow_pipe(run, session, method)
-    elif isinstance(session, HttpSession):
+    elif isinstance(session, HttpClientSession):
         await _check_slow_socket(run, session, method)
 
 
-async def _check_slow_pipe(run: Run, session: StdioSession, method: str) -> None:
+async def _check_slow_pipe(run: Run, session: StdioClientSession, method: str) -> None:
     """Send requests without reading, then read all responses."""
     sent = run.transcript.record(session.channel, "sent", f"{_UNREAD_PIPE} × {method} with long ids, nothing is read")
-    session.pause()
+    session.set_reading(False)
     answers: list[asyncio.Future[Frame]] = []
     with suppress(TimeoutError):
         for number in range(_UNREAD_PIPE):
             async with asyncio.timeout(_BLOCKED):
                 answers.append(await session.send_unrecorded(method, _long_id(number)))
-    session.resume()
+    session.set_reading(True)
     done, pending = await asyncio.wait(answers, timeout=2 * run.options.timeout)
     failed = [answer for answer in done if answer.exception() is not None]
     if pending or failed:
@@ -92,7 +92,7 @@ async def _check_slow_pipe(run: Run, session: StdioSession, method: str) -> None
     run.passed("slow-reader")
 
 
-async def _check_slow_socket(run: Run, session: HttpSession, method: str) -> None:
+async def _check_slow_socket(run: Run, session: HttpClientSession, method: str) -> None:
     """Send requests on a connection that is not read, and ask on another one."""
     writers: list[asyncio.StreamWriter] = []
     what = f"{_UNREAD_SOCKET} × {method} with long ids, pipelined, nothing is read"
@@ -161,7 +161,7 @@ async def check_sigterm(run: Run) -> None:
         run.skip(["sigterm", "graceful-end"], "the check has not started the server")
         return
     session = await run.open(run.sessions[0].era)
-    assert isinstance(session, StdioSession)
+    assert isinstance(session, StdioClientSession)
     stream = None
     if session.era == "modern":
         stream = await session.listen({f"{feature.value}ListChanged": True for feature in Feature})
@@ -196,7 +196,7 @@ async def check_expiry(run: Run) -> None:
         stream = await session.listen({f"{feature.value}ListChanged": True for feature in Feature})
         is_open = stream.acknowledgement is not None and not stream.is_ended
     else:
-        assert isinstance(session, LegacyHttp)
+        assert isinstance(session, HttpClientSession)
         stream = session.inbox
         await session.open_stream()
         is_open = stream.status == 200

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from tidings.client.check.http import LegacyHttp
-from tidings.client.check.run import Listener, Run
-from tidings.client.check.wire import ACKNOWLEDGED, LISTS, METHODS, Frame, Listing, Stream
+from tidings.check.listing import ServerList, read_content
+from tidings.check.run import Listener, Run
+from tidings.core.frames import ACKNOWLEDGED_METHOD
 from tidings.core.model import Feature
+from tidings.wire.http import HttpClientSession
+from tidings.wire.methods import LIST_CHANGED, LIST_METHODS
+from tidings.wire.session import Frame, Stream
 
 __all__ = ["changed_features", "check_frames", "check_unchanged"]
 
@@ -36,7 +39,7 @@ async def check_unchanged(run: Run) -> None:
     await asyncio.sleep(run.options.quiet_time)
     after = await _read_lists(run)
     changed = {session: changed_features(before, after[session]) for session, before in run.before.items()}
-    contents = {uri: await run.sessions[0].read(uri) for uri in run.contents}
+    contents = {uri: await read_content(run.sessions[0], uri) for uri in run.contents}
     for listener in [*run.listeners, *again]:
         # Another session of the same era has the same lists, unless the server changes them at that moment.
         reference = next(session for session in run.sessions if session.era == listener.session.era)
@@ -48,9 +51,9 @@ async def check_unchanged(run: Run) -> None:
             if occasion is _CONNECTED and listener.session.era == "legacy" and frame.method not in announced:
                 announced.add(frame.method)
                 continue  # some servers tell each new session once, for clients that wait for it
-            feature = METHODS.get(frame.method)
+            feature = LIST_CHANGED.get(frame.method)
             uri = frame.uri
-            if feature is not None and frame.time < listener.session.fetched.get(feature, frame.time):
+            if feature is not None and frame.time < run.fetched.get((listener.session, feature), frame.time):
                 continue  # the client has not fetched the list yet, so it has nothing that could be out of date
             if feature is not None and feature not in changed[reference]:
                 message = f"{frame.method} {occasion}, and the list is the same as before"
@@ -70,20 +73,24 @@ async def _reconnect(run: Run) -> list[Listener]:
         session, stream = listener
         if session is run.modern:
             again.append(Listener(session, await session.listen(stream.requested)))
-        elif isinstance(session, LegacyHttp) and session is not run.legacy and not await session.reopen_stream():
+        elif session.era == "modern" or session is run.legacy or not isinstance(session, HttpClientSession):
+            continue
+        elif not await session.reopen_stream():
             run.listeners.remove(listener)
     return again
 
 
-async def _read_lists(run: Run) -> dict[Any, dict[str, Listing]]:
-    return {session: await session.lists() for session in run.sessions}
+async def _read_lists(run: Run) -> dict[Any, dict[str, ServerList]]:
+    return {session: await run.lists(session) for session in run.sessions}
 
 
-def changed_features(before: dict[str, Listing], after: dict[str, Listing]) -> set[Feature]:
+def changed_features(before: dict[str, ServerList], after: dict[str, ServerList]) -> set[Feature]:
     """Return the features whose lists have other items, or items with other definitions."""
-    empty = Listing({})
+    empty = ServerList({})
     methods = before.keys() | after.keys()
-    return {LISTS[each][0] for each in methods if before.get(each, empty).items != after.get(each, empty).items}
+    return {
+        LIST_METHODS[each].feature for each in methods if before.get(each, empty).items != after.get(each, empty).items
+    }
 
 
 def _opening(stream: Stream) -> Frame | None:
@@ -130,7 +137,7 @@ def _check_subscription(run: Run, stream: Stream) -> None:
             message = f"{frame.method} came after the client had cancelled the listen request"
             run.report.add("unsubscribe", message, [stream.request, frame])
         is_early = acknowledgement is not None and frame.time < acknowledgement.time
-        if frame.method not in ("", ACKNOWLEDGED) and not is_early and not stream.expects(frame):
+        if frame.method not in ("", ACKNOWLEDGED_METHOD) and not is_early and not stream.expects(frame):
             message = f"{frame.method} came on a stream that has not requested it"
             run.report.add("not-requested", message, [stream.request, frame])
 
