@@ -21,7 +21,7 @@ from tidings.core.frames import FrameFormat, encode_frame, render
 from tidings.core.model import Change, Feature, Item, Notification, Operation, Version
 from tidings.errors import InvalidItem
 from tidings.policy import Detail
-from tidings.server.internals import registry_of
+from tidings.sdk.internals import registry_of
 
 
 def forecast(city: str, days: int = 3) -> str:

@@ -14,7 +14,7 @@ from mcp.server.subscriptions import InMemorySubscriptionBus, ListenHandler, Pro
 from tests.support.board_actions import CHANGE_SCHEMA, LOREM, UNNOTICED, Board, card, greet, sprint, steady
 from tests.support.tokens import TOKENS, authentication
 from tidings import Feature
-from tidings.server import internals
+from tidings.sdk import internals
 
 
 class HighLevelBoard(Board):

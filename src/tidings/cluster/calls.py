@@ -40,7 +40,7 @@ from tidings.core.counts import Counts
 from tidings.core.redact import redact_uri
 from tidings.core.tracer import Tracer
 from tidings.errors import TidingsError
-from tidings.server import internals
+from tidings.sdk import internals
 
 __all__ = ["IDLE_TIMEOUT", "forward", "handle", "is_forwarded"]
 

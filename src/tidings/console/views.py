@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from tidings.core.hub import Hub
     from tidings.http.legacy import LegacyStreams
     from tidings.http.listen import ListenStreams
+    from tidings.sdk.source import Source
     from tidings.server.list_cache import ListCache
     from tidings.server.list_reader import ListReader
-    from tidings.server.source import Source
     from tidings.store.durable_registry import DurableSubscriptions
 
 __all__ = ["Served", "Views"]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tidings.core.catalog import Catalog
 from tidings.core.model import Change, Feature
-from tidings.server.source import Source
+from tidings.sdk.source import Source
 
 if TYPE_CHECKING:
     from pydantic import BaseModel

@@ -30,10 +30,10 @@ from tidings.core.hub import Hub
 from tidings.core.model import Change, Feature
 from tidings.core.tracer import READ_LIST
 from tidings.errors import InvalidItem, TidingsError
-from tidings.server.definitions import distinct
+from tidings.sdk.definitions import distinct
+from tidings.sdk.source import ItemChange, Source
 from tidings.server.loop_bridge import LoopBridge
 from tidings.server.methods import READ_RESOURCE, list_methods
-from tidings.server.source import ItemChange, Source
 
 __all__ = ["UNKNOWN", "ListReader"]
 

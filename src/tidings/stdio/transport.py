@@ -42,7 +42,7 @@ from mcp.shared.message import SessionMessage
 from pydantic_core import from_json
 
 from tidings.core.frames import ACKNOWLEDGED_METHOD, SUBSCRIPTION_KEY, encode_tag
-from tidings.server import internals
+from tidings.sdk import internals
 from tidings.server.garbage_collection import freeze_objects, restored_gc_settings
 from tidings.server.list_cache import RESPONSE_HEAD, ListCache
 from tidings.server.methods import CANCELLED, DECODE_ERRORS, decode_request

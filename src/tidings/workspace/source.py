@@ -27,8 +27,8 @@ from tidings.core.model import Feature
 from tidings.core.tracer import SCAN, Tracer
 from tidings.errors import TidingsError
 from tidings.events.types import EventTypes
-from tidings.server import internals
-from tidings.server.source import Source
+from tidings.sdk import internals
+from tidings.sdk.source import Source
 from tidings.workspace import DEFAULT_POLL, TOP_LEVEL
 from tidings.workspace.caller import set_log_level
 from tidings.workspace.events import load_event

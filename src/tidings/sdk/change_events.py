@@ -17,9 +17,9 @@ from mcp.server.subscriptions import PromptsListChanged, ResourcesListChanged, R
 from tidings.core.catalog import Catalog
 from tidings.core.hub import Hub
 from tidings.core.model import Feature
-from tidings.server import internals
+from tidings.sdk import internals
+from tidings.sdk.source import ItemChange, Source, Wake
 from tidings.server.methods import LISTEN
-from tidings.server.source import ItemChange, Source, Wake
 
 __all__ = ["ChangeEvents"]
 

@@ -1,7 +1,7 @@
 """All private parts of the SDK, FastMCP and OpenTelemetry that Tidings uses.
 
 None of them has a public equivalent in the supported versions. Their names are in a table for each package, and are
-checked at the start. `tests/server/test_internals.py` fails if a name still exists but works differently. The parts of
+checked at the start. `tests/sdk/test_internals.py` fails if a name still exists but works differently. The parts of
 uvicorn that Tidings uses are in `http/disconnects.py`.
 """
 

@@ -12,8 +12,8 @@ from pydantic import BaseModel
 from tidings.core.catalog import Catalog
 from tidings.core.model import Feature
 from tidings.errors import NotFound, TidingsError
-from tidings.server import internals
-from tidings.server.components import (
+from tidings.sdk import internals
+from tidings.sdk.components import (
     ENCODE_ERRORS,
     ComponentKinds,
     already_exists,
@@ -23,9 +23,9 @@ from tidings.server.components import (
     is_same_component,
     make_component,
 )
-from tidings.server.definitions import as_dict, encode, key_of, to_definition
+from tidings.sdk.definitions import as_dict, encode, key_of, to_definition
+from tidings.sdk.source import ItemChange, OnInvalid, Source, Wake
 from tidings.server.methods import list_methods
-from tidings.server.source import ItemChange, OnInvalid, Source, Wake
 
 __all__ = ["MCPServerSource"]
 

@@ -114,15 +114,15 @@ def source_of(server: Any) -> Source:
     if isinstance(server, Source):
         return server
     if isinstance(server, MCPServer):
-        from tidings.server.mcpserver import MCPServerSource
+        from tidings.sdk.mcpserver import MCPServerSource
 
         return MCPServerSource(server)
     if isinstance(server, Server):
-        from tidings.server.lowlevel import LowLevelSource
+        from tidings.sdk.lowlevel import LowLevelSource
 
         return LowLevelSource(server)
     if any(kind.__name__ == "FastMCP" and kind.__module__.startswith("fastmcp.") for kind in type(server).__mro__):
-        from tidings.server.fastmcp import FastMCPSource
+        from tidings.sdk.fastmcp import FastMCPSource
 
         return FastMCPSource(server)
     raise TidingsError(

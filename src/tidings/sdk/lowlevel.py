@@ -23,10 +23,10 @@ from tidings.core.catalog import Catalog
 from tidings.core.encoding import safe_json
 from tidings.core.model import Feature, item_key
 from tidings.errors import InvalidItem, NotFound
-from tidings.server.components import already_exists
-from tidings.server.definitions import as_dict
+from tidings.sdk.components import already_exists
+from tidings.sdk.definitions import as_dict
+from tidings.sdk.source import Source, Wake
 from tidings.server.methods import CALL_TOOL, GET_PROMPT, READ_RESOURCE, list_methods
-from tidings.server.source import Source, Wake
 
 __all__ = ["LowLevelSource"]
 

@@ -12,8 +12,8 @@ from pydantic import AnyUrl, BaseModel
 from tidings.core.catalog import Catalog
 from tidings.core.model import Feature
 from tidings.errors import NotFound
-from tidings.server import internals
-from tidings.server.components import (
+from tidings.sdk import internals
+from tidings.sdk.components import (
     ComponentKinds,
     already_exists,
     check_component,
@@ -21,8 +21,8 @@ from tidings.server.components import (
     is_same_component,
     make_component,
 )
-from tidings.server.definitions import key_of
-from tidings.server.source import ItemChange, Source, Wake
+from tidings.sdk.definitions import key_of
+from tidings.sdk.source import ItemChange, Source, Wake
 
 if TYPE_CHECKING:
     from fastmcp import FastMCP

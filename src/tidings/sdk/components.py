@@ -15,7 +15,7 @@ from pydantic_core import PydanticSerializationError
 
 from tidings.core.model import Feature
 from tidings.errors import AlreadyExists, InvalidItem
-from tidings.server.definitions import KEYS, encode, key_of
+from tidings.sdk.definitions import KEYS, encode, key_of
 
 __all__ = [
     "ENCODE_ERRORS",
