@@ -20,7 +20,7 @@ from tests.support.forking import forked_command
 from tests.support.terminal import Screen
 from tests.support.uvicorn_server import address_of, run_uvicorn
 from tests.support.waiting import until
-from tidings.client.check.rules import RULES
+from tidings.check.rules import RULES
 
 pytestmark = pytest.mark.anyio
 

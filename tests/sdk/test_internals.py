@@ -38,7 +38,7 @@ from tests.support.forking import forked_command
 from tests.support.messages import META, initialize
 from tests.support.waiting import until
 from tidings.sdk import internals
-from tidings.server.methods import LIST_METHODS
+from tidings.wire.methods import LIST_METHODS
 
 
 def hello() -> str:

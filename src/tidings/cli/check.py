@@ -83,8 +83,8 @@ def check(
 
     The status is 0 if there is no error, 1 if there is one, and 2 if the server can't be checked.
     """
+    from tidings.check.rules import RULES
     from tidings.cli.check_output import print_report, print_rules, show_progress, write_sarif
-    from tidings.client.check.rules import RULES
 
     for each in (*(only or ()), *(skip or ())):
         if each not in RULES:
@@ -103,10 +103,10 @@ def check(
     if not server.is_http and (second_auth_token_file or token_expires or replica):
         fail("tokens and replicas are for a URL; a stdio server has none")
 
+    from tidings.check.checks import check_target
+    from tidings.check.rules import Severity
+    from tidings.check.run import CheckOptions
     from tidings.cli.remote import check_url, run
-    from tidings.client.check.checks import check_target
-    from tidings.client.check.rules import Severity
-    from tidings.client.check.run import CheckOptions
 
     for url in replica or ():
         check_url(url)

@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tidings.check.report import Finding, Report
+from tidings.check.rules import Rule, Severity
+from tidings.check.sarif import to_sarif
 from tidings.cli.output import pluralize, print_json_lines, print_stderr
-from tidings.client.check.report import Finding, Report
-from tidings.client.check.rules import Rule, Severity
-from tidings.client.check.sarif import to_sarif
 from tidings.core.redact import one_line
 from tidings.errors import TidingsError
 

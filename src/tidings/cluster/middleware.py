@@ -21,7 +21,7 @@ from tidings.core.model import Feature
 from tidings.sdk.definitions import as_dict
 from tidings.sdk.uri_templates import read_template
 from tidings.server.list_reader import ListReader
-from tidings.server.methods import CALL_TOOL, GET_PROMPT, LIST_METHODS, READ_RESOURCE, ListMethod
+from tidings.wire.methods import CALL_TOOL, GET_PROMPT, LIST_METHODS, READ_RESOURCE, ListMethod
 
 __all__ = ["ClusterMiddleware"]
 

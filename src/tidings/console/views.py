@@ -23,8 +23,8 @@ from tidings.core.filters import Filter
 from tidings.core.model import Change, Feature, Item, Reason, Topic, Version
 from tidings.core.patterns import is_pattern
 from tidings.errors import NotFound, TidingsError
-from tidings.server.methods import CALL_TOOL, GET_PROMPT, READ_RESOURCE
 from tidings.store.durable import as_json
+from tidings.wire.methods import CALL_TOOL, GET_PROMPT, READ_RESOURCE
 
 if TYPE_CHECKING:
     from mcp.server import Server

@@ -23,7 +23,7 @@ from pydantic import BaseModel
 from starlette.requests import Request
 
 from tidings.server.granted_topics import RequestedTopics
-from tidings.server.methods import CACHEABLE_METHODS, DECODE_ERRORS, LISTEN, decode_request
+from tidings.wire.methods import CACHEABLE_METHODS, DECODE_ERRORS, LISTEN, decode_request
 
 if TYPE_CHECKING:
     from mcp.server.streamable_http_manager import StreamableHTTPSessionManager

@@ -23,7 +23,7 @@ from tidings.server.authorization import principal_of
 from tidings.server.client_identity import ClientIdentity
 from tidings.server.list_cache import ListCache, Outcome
 from tidings.server.list_reader import ListReader
-from tidings.server.methods import LIST_METHODS, LISTEN, decode_meta
+from tidings.wire.methods import LIST_METHODS, LISTEN, decode_meta
 
 if TYPE_CHECKING:
     from mcp.server.streamable_http_manager import StreamableHTTPSessionManager

@@ -19,7 +19,7 @@ from tidings.core.hub import Hub
 from tidings.core.model import Feature
 from tidings.sdk import internals
 from tidings.sdk.source import ItemChange, Source, Wake
-from tidings.server.methods import LISTEN
+from tidings.wire.methods import LISTEN
 
 __all__ = ["ChangeEvents"]
 

@@ -22,7 +22,7 @@ from opentelemetry import trace
 
 from tidings.core.model import Feature
 from tidings.dependencies import Names, check_names, warn_of_missing_names
-from tidings.server.methods import DISCOVER, LIST_METHODS, LISTEN
+from tidings.wire.methods import DISCOVER, LIST_METHODS, LISTEN
 
 if TYPE_CHECKING:
     from fastmcp import FastMCP

@@ -26,7 +26,7 @@ from tidings.errors import InvalidItem, NotFound
 from tidings.sdk.components import already_exists
 from tidings.sdk.definitions import as_dict
 from tidings.sdk.source import Source, Wake
-from tidings.server.methods import CALL_TOOL, GET_PROMPT, READ_RESOURCE, list_methods
+from tidings.wire.methods import CALL_TOOL, GET_PROMPT, READ_RESOURCE, list_methods
 
 __all__ = ["LowLevelSource"]
 

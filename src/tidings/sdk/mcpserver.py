@@ -25,7 +25,7 @@ from tidings.sdk.components import (
 )
 from tidings.sdk.definitions import as_dict, encode, key_of, to_definition
 from tidings.sdk.source import ItemChange, OnInvalid, Source, Wake
-from tidings.server.methods import list_methods
+from tidings.wire.methods import list_methods
 
 __all__ = ["MCPServerSource"]
 

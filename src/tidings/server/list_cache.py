@@ -29,7 +29,7 @@ from tidings.sdk import internals
 from tidings.sdk.source import Source
 from tidings.server.list_reader import ListReader
 from tidings.server.loop_bridge import LoopBridge
-from tidings.server.methods import CACHEABLE_METHODS, DISCOVER, LIST_METHODS
+from tidings.wire.methods import CACHEABLE_METHODS, DISCOVER, LIST_METHODS
 
 __all__ = ["RESPONSE_HEAD", "CachedResponse", "Finish", "Headers", "ListCache", "Outcome"]
 

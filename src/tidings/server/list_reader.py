@@ -33,7 +33,7 @@ from tidings.errors import InvalidItem, TidingsError
 from tidings.sdk.definitions import distinct
 from tidings.sdk.source import ItemChange, Source
 from tidings.server.loop_bridge import LoopBridge
-from tidings.server.methods import READ_RESOURCE, list_methods
+from tidings.wire.methods import READ_RESOURCE, list_methods
 
 __all__ = ["UNKNOWN", "ListReader"]
 

@@ -32,9 +32,9 @@ from tidings.sdk.change_events import ChangeEvents
 from tidings.sdk.definitions import as_dict, with_meta
 from tidings.sdk.source import Source
 from tidings.server.list_reader import ListReader
-from tidings.server.methods import CALL_TOOL, DISCOVER, INITIALIZE, INITIALIZED, LIST_METHODS, LISTEN, READ_RESOURCE
 from tidings.server.response_cursor import ResponseCursor
 from tidings.server.sessions import Sessions, identity_of
+from tidings.wire.methods import CALL_TOOL, DISCOVER, INITIALIZE, INITIALIZED, LIST_METHODS, LISTEN, READ_RESOURCE
 
 __all__ = ["NotificationMiddleware", "ToolCallMiddleware", "server_info_meta"]
 

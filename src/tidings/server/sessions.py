@@ -41,8 +41,8 @@ from tidings.server.authorization import caller_of
 from tidings.server.client_identity import ClientIdentity, ClientObserver
 from tidings.server.granted_topics import RequestedTopics
 from tidings.server.heartbeat import Heartbeat
-from tidings.server.methods import LISTEN, SUBSCRIBE, UNSUBSCRIBE
 from tidings.server.subscribe import PreparedSubscription, Subscriptions
+from tidings.wire.methods import LISTEN, SUBSCRIBE, UNSUBSCRIBE
 
 if TYPE_CHECKING:
     from mcp.server import Server

@@ -45,10 +45,10 @@ from tidings.core.frames import ACKNOWLEDGED_METHOD, SUBSCRIPTION_KEY, encode_ta
 from tidings.sdk import internals
 from tidings.server.garbage_collection import freeze_objects, restored_gc_settings
 from tidings.server.list_cache import RESPONSE_HEAD, ListCache
-from tidings.server.methods import CANCELLED, DECODE_ERRORS, decode_request
 from tidings.server.process_exit import exit_process
 from tidings.server.sessions import NotificationStream
 from tidings.stdio.lines import LineReader, LineWriter
+from tidings.wire.methods import CANCELLED, DECODE_ERRORS, decode_request
 
 __all__ = ["StdioConnection", "run_stdio"]
 

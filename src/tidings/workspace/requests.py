@@ -19,7 +19,7 @@ from mcp.shared.exceptions import MCPError
 
 from tidings.sdk import internals
 from tidings.sdk.definitions import key_of
-from tidings.server.methods import GET_PROMPT, LIST_METHODS
+from tidings.wire.methods import GET_PROMPT, LIST_METHODS
 
 __all__ = ["wrap_handlers"]
 

@@ -12,7 +12,7 @@ from typing import Any
 import httpx2
 from mcp.shared.inbound import encode_header_value
 
-from tidings.client.check.wire import (
+from tidings.check.wire import (
     MODERN,
     Frame,
     Session,

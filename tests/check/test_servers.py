@@ -32,9 +32,9 @@ from tests.support.uvicorn_server import address_of, run_uvicorn
 from tests.support.waiting import DEADLINE, free_port, until_served
 from tests.support.wire_clients import read_answer
 from tests.typescript.node import MODULES, needs_node, node
-from tidings.client.check.checks import check_target
-from tidings.client.check.report import Report
-from tidings.client.check.run import CheckOptions
+from tidings.check.checks import check_target
+from tidings.check.report import Report
+from tidings.check.run import CheckOptions
 
 pytestmark = pytest.mark.anyio
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import httpx2
 
-from tidings.client.check.http import HttpSession, LegacyHttp
-from tidings.client.check.run import Run
-from tidings.client.check.stdio import StdioSession
-from tidings.client.check.wire import Frame, Session, Unanswered
+from tidings.check.http import HttpSession, LegacyHttp
+from tidings.check.run import Run
+from tidings.check.stdio import StdioSession
+from tidings.check.wire import Frame, Session, Unanswered
 from tidings.core.model import Feature
 
 __all__ = ["check_expiry", "check_sessions", "check_sigterm", "check_slow_reader"]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from tidings.client.check.http import LegacyHttp
-from tidings.client.check.run import Listener, Run
-from tidings.client.check.wire import LISTS, Session, Stream
+from tidings.check.http import LegacyHttp
+from tidings.check.run import Listener, Run
+from tidings.check.wire import LISTS, Session, Stream
 from tidings.core.model import Feature
 
 __all__ = ["check_served", "open_legacy_streams", "open_listen_streams"]

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tidings.client.check.rules import RULES, Rule, Severity
-from tidings.client.check.wire import Frame
+from tidings.check.rules import RULES, Rule, Severity
+from tidings.check.wire import Frame
 
 __all__ = ["Finding", "Report"]
 

@@ -13,9 +13,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from tidings.client.check.notifications import changed_features
-from tidings.client.check.run import Listener, Run
-from tidings.client.check.wire import UPDATED, Frame, Listing, Session, Unanswered
+from tidings.check.notifications import changed_features
+from tidings.check.run import Listener, Run
+from tidings.check.wire import UPDATED, Frame, Listing, Session, Unanswered
 from tidings.core.model import Feature
 from tidings.core.redact import one_line
 from tidings.errors import TidingsError

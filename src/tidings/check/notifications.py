@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from tidings.client.check.http import LegacyHttp
-from tidings.client.check.run import Listener, Run
-from tidings.client.check.wire import ACKNOWLEDGED, LISTS, METHODS, Frame, Listing, Stream
+from tidings.check.http import LegacyHttp
+from tidings.check.run import Listener, Run
+from tidings.check.wire import ACKNOWLEDGED, LISTS, METHODS, Frame, Listing, Stream
 from tidings.core.model import Feature
 
 __all__ = ["changed_features", "check_frames", "check_unchanged"]

@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from tidings.client.check.http import LegacyHttp, ModernHttp
-from tidings.client.check.report import Report
-from tidings.client.check.stdio import StdioSession
-from tidings.client.check.wire import LEGACY, MODERN, Era, Listing, Refused, Session, Stream, Transcript, Unanswered
+from tidings.check.http import LegacyHttp, ModernHttp
+from tidings.check.report import Report
+from tidings.check.stdio import StdioSession
+from tidings.check.wire import LEGACY, MODERN, Era, Listing, Refused, Session, Stream, Transcript, Unanswered
 from tidings.core.model import Feature
 from tidings.core.redact import one_line
 from tidings.errors import Disconnected

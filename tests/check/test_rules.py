@@ -9,12 +9,12 @@ from typing import Any
 
 import jsonschema
 
-from tidings.client.check.report import Report
-from tidings.client.check.rules import RULES, Severity
-from tidings.client.check.sarif import to_sarif
-from tidings.client.check.wire import Frame
+from tidings.check.report import Report
+from tidings.check.rules import RULES, Severity
+from tidings.check.sarif import to_sarif
+from tidings.check.wire import Frame
 
-DOCS = Path(__file__).parents[3] / "docs"
+DOCS = Path(__file__).parents[2] / "docs"
 
 SARIF: dict[str, Any] = {
     "type": "object",

@@ -11,10 +11,10 @@ from mcp.server.mcpserver import MCPServer
 from tests.support.defective_server import DefectiveServer
 from tests.support.forking import forked_command
 from tests.support.uvicorn_server import address_of, run_uvicorn
-from tidings.client.check.checks import check_target
-from tidings.client.check.report import Report
-from tidings.client.check.rules import RULES
-from tidings.client.check.run import CheckOptions
+from tidings.check.checks import check_target
+from tidings.check.report import Report
+from tidings.check.rules import RULES
+from tidings.check.run import CheckOptions
 
 pytestmark = pytest.mark.anyio
 

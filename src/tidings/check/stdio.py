@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from tidings.client.check.wire import (
+from tidings.check.wire import (
     ACKNOWLEDGED,
     Era,
     Frame,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from importlib.metadata import version
 from typing import Any
 
-from tidings.client.check.report import Finding, Report
-from tidings.client.check.rules import RULES
+from tidings.check.report import Finding, Report
+from tidings.check.rules import RULES
 
 __all__ = ["to_sarif"]
 

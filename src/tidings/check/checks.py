@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
-from tidings.client.check.capabilities import check_served, open_legacy_streams, open_listen_streams
-from tidings.client.check.lifecycle import check_expiry, check_sessions, check_sigterm, check_slow_reader
-from tidings.client.check.lists import check_cache_hints, check_order, check_public
-from tidings.client.check.notifications import check_frames, check_unchanged
-from tidings.client.check.report import Report
-from tidings.client.check.rules import RULES
-from tidings.client.check.run import CheckOptions, Run
-from tidings.client.check.trigger import check_trigger
-from tidings.client.check.wire import Unanswered
+from tidings.check.capabilities import check_served, open_legacy_streams, open_listen_streams
+from tidings.check.lifecycle import check_expiry, check_sessions, check_sigterm, check_slow_reader
+from tidings.check.lists import check_cache_hints, check_order, check_public
+from tidings.check.notifications import check_frames, check_unchanged
+from tidings.check.report import Report
+from tidings.check.rules import RULES
+from tidings.check.run import CheckOptions, Run
+from tidings.check.trigger import check_trigger
+from tidings.check.wire import Unanswered
 from tidings.errors import Disconnected
 
 __all__ = ["check_target"]

@@ -1,0 +1,1 @@
+"""MCP as bytes: messages, methods, events, pages and addresses."""
