@@ -153,7 +153,7 @@ def test_registry_of_a_fastmcp_is_watched_and_used() -> None:
         provider.add_template(ResourceTemplate.from_function(detail, uri_template="a://t/{number}")),
     ]
     assert woken == [(component.key, None, component) for component in added]
-    assert [internals.fastmcp_registry(server)[each.key].key for each in added] == [each.key for each in added]
+    assert [provider._components[each.key].key for each in added] == [each.key for each in added]
 
     for remove, key in (
         (provider.remove_tool, "t"),
@@ -165,7 +165,7 @@ def test_registry_of_a_fastmcp_is_watched_and_used() -> None:
         remove(key)
         assert len(woken) > before
         assert woken[-1][2] is None
-    assert not internals.fastmcp_registry(server)
+    assert not provider._components
 
 
 @pytest.mark.parametrize(

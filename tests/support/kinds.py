@@ -164,7 +164,7 @@ class FastMCPBoard(HighLevelBoard):
 
     def quietly(self, key: str) -> None:
         """Make a change that only `live.refresh()` detects."""
-        registry = internals.fastmcp_registry(self.server)
+        registry = self.server.local_provider._components
         component = next(each for each in registry.values() if each.name == key)
         component.description = UNNOTICED
 

@@ -145,7 +145,7 @@ class Views:
         return {"items": len(items), "revision": items.version.revision, "digest": items.version.digest}
 
     def _list_problems(self) -> list[dict[str, Any]]:
-        problems = getattr(self._server.source, "problems", ())
+        problems = self._server.source.problems
         now = self._hub.catalog.now()
         self._problems = {text: self._problems.get(text, now) for text in map(str, problems)}
         return [
@@ -234,7 +234,7 @@ class Views:
         """Return where the changes of this server come from."""
         if self._server.replica is not None:
             return "cluster"
-        return "workspace" if hasattr(self._server.source, "problems") else "code"
+        return "workspace" if self._server.source.editor is None else "code"
 
     def _items_of(self, change: PublishedChange) -> list[dict[str, Any]]:
         items = self._cached_items.get(change.id)

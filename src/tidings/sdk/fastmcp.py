@@ -3,29 +3,21 @@ requests."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
+from fastmcp import FastMCP
+from fastmcp.prompts import Prompt
+from fastmcp.resources import Resource, ResourceTemplate
+from fastmcp.tools import Tool
 from pydantic import AnyUrl, BaseModel
 
 from tidings.core.catalog import Catalog
 from tidings.core.model import Feature
-from tidings.errors import NotFound
 from tidings.sdk import internals
-from tidings.sdk.components import (
-    ComponentKinds,
-    already_exists,
-    check_component,
-    copy_component,
-    is_same_component,
-    make_component,
-)
+from tidings.sdk.components import ComponentEditor, ComponentKinds
 from tidings.sdk.definitions import key_of
-from tidings.sdk.source import ItemChange, Source, Wake
-
-if TYPE_CHECKING:
-    from fastmcp import FastMCP
+from tidings.sdk.source import Source, Wake
 
 __all__ = ["FastMCPSource"]
 
@@ -35,19 +27,17 @@ class FastMCPSource(Source):
         internals.check_fastmcp(server)
         self.server = server
         self.lowlevel = internals.lowlevel_of(server)
+        self.editor = FastMCPEditor(server)
 
     def watch(self, catalog: Catalog, wake: Wake) -> None:
         self._resources = catalog.resources
 
         def on_change(key: str | None, before: Any, after: Any) -> None:
             component = before if after is None else after
-            features = [each for each in Feature if key is None or isinstance(component, self._kinds().of(each))]
-            changed: ItemChange | None = ItemChange()
-            if key is not None:
-                is_same = is_same_component(before, after, _to_definition)
-                changed = None if is_same else ItemChange(key_of(component), before is not None, after is not None)
-            for feature in features:
-                wake(feature, changed=changed)
+            changed = _KINDS.find_change(None if key is None else key_of(component), before, after)
+            for feature in Feature:
+                if key is None or isinstance(component, _KINDS.of(feature)):
+                    wake(feature, changed=changed)
 
         def wake_all() -> None:
             for feature in Feature:
@@ -65,56 +55,42 @@ class FastMCPSource(Source):
         normal = _normalize(uri)
         return normal if normal in self._resources and uri not in self._resources else uri
 
-    def add(self, feature: Feature, thing: Any, *, replace: bool, **options: Any) -> None:
-        component = make_component(self._kinds(), feature, thing, options)
-        key = key_of(component)
-        check_component(feature, key, component, _to_definition)
-        if self._find(feature, key):
-            if not replace:
-                raise already_exists(feature, key)
-            self.remove(feature, key)
-        self._method("add", feature, component)(component)
 
-    def remove(self, feature: Feature, key: str) -> None:
-        component = self._find_registered(feature, key)[0]
-        self._method("remove", feature, component)(key_of(component))  # all its versions
-
-    def _method(self, verb: str, feature: Feature, component: Any) -> Callable[[Any], object]:
-        """Return a method of FastMCP, such as `add_tool` or `remove_template`."""
-        kind = "template" if isinstance(component, self._kinds().template) else feature.singular
-        method: Callable[[Any], object] = getattr(self.server.local_provider, f"{verb}_{kind}")
-        return method
-
-    def update(self, feature: Feature, key: str, fields: Mapping[str, Any]) -> None:
-        found = self._find_registered(feature, key)
-        copies = [copy_component(feature, key_of(each), each, fields, _to_definition)[0] for each in found]
-        internals.replace_in_fastmcp(self.server, feature, copies)
-
-    def delete(self, uri: str) -> None:
-        with suppress(NotFound):  # a mounted one, for example
-            self.remove(Feature.RESOURCES, uri)
-
-    def _find_registered(self, feature: Feature, key: str) -> list[Any]:
-        found = self._find(feature, key)
-        if not found:
-            raise NotFound(f"{feature.value}: there is no {key!r} that was registered with this server itself")
-        return found
+class FastMCPEditor(ComponentEditor):
+    def __init__(self, server: FastMCP[Any]) -> None:
+        super().__init__(_KINDS)
+        self._server = server
 
     def _find(self, feature: Feature, key: str) -> list[Any]:
-        kinds = self._kinds().of(feature)
-        components = [each for each in internals.fastmcp_registry(self.server).values() if isinstance(each, kinds)]
+        registered = self._server.local_provider._components.values()
+        components = [each for each in registered if isinstance(each, _KINDS.of(feature))]
         found = [each for each in components if key_of(each) == key]
         if feature is Feature.RESOURCES and not found and (normal := _normalize(key)) != key:
             found = [each for each in components if key_of(each) == normal]
         return found
 
-    @staticmethod
-    def _kinds() -> ComponentKinds:
-        from fastmcp.prompts import Prompt
-        from fastmcp.resources import Resource, ResourceTemplate
-        from fastmcp.tools import Tool
+    def _insert(self, feature: Feature, component: Any, replaced: list[Any]) -> None:
+        if replaced:
+            self._remove(feature, replaced[0])
+        self._method("add", feature, component)(component)
 
-        return ComponentKinds(Tool, Prompt, Resource, ResourceTemplate, Resource)
+    def _replace(self, feature: Feature, copies: list[Any]) -> None:
+        # Directly: the public method that adds an item may refuse one that exists, and an item that is removed first
+        # goes to the end of its list.
+        provider: Any = self._server.local_provider
+        for copy in copies:
+            provider._components[copy.key] = copy
+        if feature is Feature.TOOLS and internals.has_input_schemas(internals.lowlevel_of(self._server)):
+            provider._seed_schema(copies[0].name, copies)
+
+    def _remove(self, feature: Feature, component: Any) -> None:
+        self._method("remove", feature, component)(key_of(component))
+
+    def _method(self, verb: str, feature: Feature, component: Any) -> Callable[[Any], object]:
+        """Return a method of FastMCP, such as `add_tool` or `remove_template`."""
+        kind = "template" if isinstance(component, ResourceTemplate) else feature.singular
+        method: Callable[[Any], object] = getattr(self._server.local_provider, f"{verb}_{kind}")
+        return method
 
 
 def _to_definition(component: Any) -> BaseModel:
@@ -123,6 +99,9 @@ def _to_definition(component: Any) -> BaseModel:
             definition: BaseModel = getattr(component, name)()
             return definition
     raise TypeError(f"{component!r:.80} is nothing that a FastMCP lists")
+
+
+_KINDS = ComponentKinds(Tool, Prompt, Resource, ResourceTemplate, Resource, _to_definition)
 
 
 def _normalize(uri: str) -> str:
