@@ -27,12 +27,8 @@ __all__ = ["ClusterMiddleware"]
 
 Ctx = ServerRequestContext[Any, Any]
 
-_CALLS: Final = {
-    CALL_TOOL: (Feature.TOOLS, "name"),
-    GET_PROMPT: (Feature.PROMPTS, "name"),
-    READ_RESOURCE: (Feature.RESOURCES, "uri"),
-}
-"""For each method that runs on the replica that has the item: its feature, and the parameter that names the item."""
+_CALLS: Final = {CALL_TOOL: Feature.TOOLS, GET_PROMPT: Feature.PROMPTS, READ_RESOURCE: Feature.RESOURCES}
+"""The methods that run on the replica that has the item."""
 
 
 class ClusterMiddleware:
@@ -65,8 +61,8 @@ class ClusterMiddleware:
 
     def _find_owners(self, ctx: Ctx) -> list[str]:
         """Return the replicas that can run a call; none if this one can, or if no other replica has the item."""
-        feature, member = _CALLS[ctx.method]
-        key = (ctx.params or {}).get(member)
+        feature = _CALLS[ctx.method]
+        key = (ctx.params or {}).get(feature.key_field)
         own = self._own.items(feature)
         if not isinstance(key, str) or key in own or is_forwarded(ctx):
             return []

@@ -195,11 +195,11 @@ class LowLevelEditor(Editor):
         return None if changed is None else _merged(item, changed)
 
     def _install_call(self, feature: Feature) -> None:
-        method, params_type, member, to_result = _CALLS[feature]
+        method, params_type, to_result = _CALLS[feature]
         inner = self._server.get_request_handler(method)
 
         async def handle(ctx: ServerRequestContext[Any, Any], params: Any) -> Any:
-            key = str(getattr(params, member))
+            key = str(getattr(params, feature.key_field))
             found = self._handler(feature, key)
             if found is not None:
                 handler, arguments = found
@@ -295,8 +295,8 @@ def _read_result(uri: str, value: Any) -> Any:
     return value
 
 
-_CALLS: dict[Feature, tuple[str, Any, str, Callable[[str, Any], Any]]] = {
-    Feature.TOOLS: (CALL_TOOL, types.CallToolRequestParams, "name", _tool_result),
-    Feature.PROMPTS: (GET_PROMPT, types.GetPromptRequestParams, "name", _prompt_result),
-    Feature.RESOURCES: (READ_RESOURCE, types.ReadResourceRequestParams, "uri", _read_result),
+_CALLS: dict[Feature, tuple[str, Any, Callable[[str, Any], Any]]] = {
+    Feature.TOOLS: (CALL_TOOL, types.CallToolRequestParams, _tool_result),
+    Feature.PROMPTS: (GET_PROMPT, types.GetPromptRequestParams, _prompt_result),
+    Feature.RESOURCES: (READ_RESOURCE, types.ReadResourceRequestParams, _read_result),
 }
