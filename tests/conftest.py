@@ -9,11 +9,13 @@ import os
 import random
 import shutil
 import signal
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.support.shared_pipe import SharedPipe
 
 REQUIRE_ALL = os.environ.get("TIDINGS_REQUIRE_ALL") == "1"
 
@@ -75,6 +77,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def anyio_backend() -> str:
     """Run ``@pytest.mark.anyio`` tests on asyncio, the only loop that uvicorn and NATS support."""
     return "asyncio"
+
+
+@pytest.fixture
+def pipe(tmp_path: Path) -> Iterator[SharedPipe]:
+    pipe = SharedPipe(tmp_path / "pipe")
+    yield pipe
+    os.close(pipe.descriptor)
 
 
 @pytest.fixture

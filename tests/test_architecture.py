@@ -16,6 +16,7 @@ SOURCE = Path(tidings.__file__).parent
 
 LAYERS = (
     {"core", "dependencies", "errors", "policy"},
+    {"runtime"},
     {"wire"},
     {"store"},
     {"client", "check"},
@@ -31,7 +32,7 @@ LAYERS = (
 RANK = {package: rank for rank, layer in enumerate(LAYERS) for package in layer}
 CLIENT_SIDE = {"core", "dependencies", "errors", "policy", "runtime", "wire"}
 """The packages that `client` and `check` may import: they must not need the server side."""
-TESTING_SIDE = {"core", "errors", "policy", "store", "testing"}
+TESTING_SIDE = {"core", "errors", "policy", "store", "testing", "wire"}
 """The packages that `testing` may import, at any time."""
 
 CORE_LIBRARIES = {"msgspec"}

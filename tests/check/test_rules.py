@@ -12,7 +12,7 @@ import jsonschema
 from tidings.check.report import Report
 from tidings.check.rules import RULES, Severity
 from tidings.check.sarif import to_sarif
-from tidings.check.wire import Frame
+from tidings.wire.session import Frame
 
 DOCS = Path(__file__).parents[2] / "docs"
 

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from tests.support.command import tidings
-from tidings.cli.config import CLIENTS, Client
+from tidings.client.hosts import HOSTS
 
 
-@pytest.mark.parametrize("client", list(Client))
+@pytest.mark.parametrize("client", HOSTS)
 @pytest.mark.parametrize(
     "options", [[], ["--http", "http://127.0.0.1:8765/mcp"], ["--http", "https://x/mcp", "--auth"]]
 )
-def test_config_prints_settings_that_the_client_can_read(client: Client, options: list[str], tmp_path: Path) -> None:
+def test_config_prints_settings_that_the_client_can_read(client: str, options: list[str], tmp_path: Path) -> None:
     folder = tmp_path / 'a "b" \\ ü'
     folder.mkdir()
     command = ["config", folder, "--client", client, "--name", "it", *options]
@@ -22,14 +22,14 @@ def test_config_prints_settings_that_the_client_can_read(client: Client, options
     printed = tidings(*command)
 
     assert printed.status == 0
-    settings = tomllib.loads(printed.stdout) if client is Client.CODEX else json.loads(printed.stdout)
-    entry = settings[CLIENTS[client].member]["it"]
+    settings = tomllib.loads(printed.stdout) if client == "codex" else json.loads(printed.stdout)
+    entry = settings[HOSTS[client].member]["it"]
     text = json.dumps(entry, ensure_ascii=False)
     if options:
         assert options[1] in text
         assert ("Bearer" in text or "bearer_token_env_var" in text) is ("--auth" in options)
     else:
-        words = entry["command"] if client is Client.OPENCODE else [entry["command"], *entry["args"]]
+        words = entry["command"] if client == "opencode" else [entry["command"], *entry["args"]]
         assert words[-3:] == ["serve", str(folder), "--stdio"]
         assert Path(words[0]).is_absolute()
     assert printed.stderr.startswith("For ")

@@ -21,32 +21,32 @@ async def test_the_lists_of_all_servers_are_one() -> None:
     notes.lists["templates"]["note://{name}"] = ""
     Live(board)
     async with asyncio.timeout(DEADLINE), MirrorGroup({"board": Mirror(board), "notes": notes.server}) as group:
-        assert list(group.tools) == ["board_add", "board_move", "notes_move"]
-        assert (group.tools["notes_move"].name, group.tools["notes_move"].description) == ("notes_move", "a note")
-        assert list(group.prompts) == ["board_greet"]
-        assert group.resources["board+plain://one"].uri == "board+plain://one"
-        assert list(group.templates) == ["board+plain://each/{name}", "notes+note://{name}"]
+        assert list(group.tools) == ["board__add", "board__move", "notes__move"]
+        assert (group.tools["notes__move"].name, group.tools["notes__move"].description) == ("notes__move", "a note")
+        assert list(group.prompts) == ["board__greet"]
+        assert group.resources["plain://one"].uri == "plain://one"
+        assert list(group.templates) == ["note://{name}", "plain://each/{name}"]
         states = [group.status.state]
         pinned, changes, removed = group.snapshot(), group.changes(), asyncio.Event()
         group.on_removed(lambda change: removed.set())
 
         board.add_tool(lambda: "", name="archive")
         change = await anext(changes)
-        assert change[:3] == ("added", "tools", "board_archive")
-        assert await group.wait_for("board_archive") is change.item
+        assert change[:3] == ("added", "tools", "board__archive")
+        assert await group.wait_for("board__archive") is change.item
         assert group.snapshot().is_superset_of(pinned)
-        assert group.tools["notes_move"] is pinned.tools["notes_move"]
+        assert group.tools["notes__move"] is pinned.tools["notes__move"]
         board.remove_tool("move")
-        assert (await anext(changes))[:3] == ("removed", "tools", "board_move")
+        assert (await anext(changes))[:3] == ("removed", "tools", "board__move")
         await removed.wait()
 
-        result: Any = await group.call("notes_move")
+        result: Any = await group.call("notes__move")
         assert result.content[0].text == "move ran"
-        mirror, uri = group.resolve("board+plain://one", "resources")
+        mirror, uri = group.resolve("plain://one", "resources")
         read: Any = await mirror.client.read_resource(uri)
         assert read.contents[0].text == "1"
-        for name in ("move", "other_move"):
-            with pytest.raises(NotFound, match="there are board_, notes_"):
+        for name in ("move", "other__move", "board_move"):
+            with pytest.raises(NotFound, match="none of these servers: board, notes"):
                 await group.call(name)
     assert [change async for change in changes] == []
     assert [*states, group.status.state] == ["fresh", "closed"]
@@ -74,7 +74,37 @@ async def test_no_server_stays_connected_if_one_cannot_be_reached() -> None:
     assert group.mirrors["a"].status.state == "closed"
 
 
-def test_a_prefix_has_no_separator() -> None:
-    for prefix in ("", "a_b", "a+b", "1"):
-        with pytest.raises(TidingsError, match="is no prefix"):
-            MirrorGroup({prefix: "http://127.0.0.1:1/mcp"})
+async def test_a_uri_that_two_servers_have_begins_with_the_name_of_the_later_one() -> None:
+    first, second = ScriptedServer(), ScriptedServer()
+    first.lists["templates"]["note://{name}"] = "first"
+    second.lists["templates"]["note://{name}"] = "second"
+    second.lists["resources"]["file://a"] = "second"
+    async with (
+        asyncio.timeout(DEADLINE),
+        MirrorGroup({"first": first.server, "second": second.server}, timing=QUICK) as group,
+    ):
+        assert list(group.templates) == ["note://{name}", "second+note://{name}"]
+        for name, owner in {"note://x": "first", "second+note://x": "second", "file://a": "second"}.items():
+            mirror, uri = group.resolve(name, "resources")
+            assert (mirror, uri) == (group.mirrors[owner], name.removeprefix("second+"))
+        with pytest.raises(NotFound):
+            group.resolve("other://x", "resources")
+
+        first.lists["resources"]["file://a"] = "first"
+        await first.notify("resources")
+        await group.wait_for("second+file://a", "resources")
+        assert {name: item.description for name, item in group.resources.items()} == {
+            "file://a": "first",
+            "second+file://a": "second",
+        }
+        del first.lists["resources"]["file://a"]
+        await first.notify("resources")
+        await until(lambda: list(group.resources) == ["file://a"])
+        assert group.resources["file://a"].description == "second"
+
+
+def test_a_name_of_a_server_has_no_separator() -> None:
+    for name in ("", "a__b", "a_", "a+b", "1"):
+        with pytest.raises(TidingsError, match="is no name of a server"):
+            MirrorGroup({name: "http://127.0.0.1:1/mcp"})
+    MirrorGroup({"a_b-c": "http://127.0.0.1:1/mcp"})

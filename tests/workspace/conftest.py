@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from tests.support.bash_tools import BashTools
-from tests.support.shared_pipe import SharedPipe
 from tidings.workspace import environment
 
 
@@ -26,10 +24,3 @@ def bash(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
     root.mkdir()
     yield BashTools(root, env)
     assert list(scratch.iterdir()) == []
-
-
-@pytest.fixture
-def pipe(tmp_path: Path) -> Iterator[SharedPipe]:
-    pipe = SharedPipe(tmp_path / "pipe")
-    yield pipe
-    os.close(pipe.descriptor)

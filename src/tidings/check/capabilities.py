@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from tidings.check.http import LegacyHttp
 from tidings.check.run import Listener, Run
-from tidings.check.wire import LISTS, Session, Stream
 from tidings.core.model import Feature
+from tidings.wire.http import LegacyHttp
+from tidings.wire.methods import LIST_METHODS
+from tidings.wire.session import Session, Stream
 
 __all__ = ["check_served", "open_legacy_streams", "open_listen_streams"]
 
@@ -17,7 +18,7 @@ _LEGACY_RULES = ("get-stream", "subscribe-served")
 
 async def check_served(run: Run) -> None:
     for session in run.sessions:
-        for method, (feature, *_) in LISTS.items():
+        for method, (feature, *_) in LIST_METHODS.items():
             if method == "resources/templates/list" or session.capability(feature) is None:
                 continue
             frame = await session.request(method)

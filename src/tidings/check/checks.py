@@ -13,8 +13,8 @@ from tidings.check.report import Report
 from tidings.check.rules import RULES
 from tidings.check.run import CheckOptions, Run
 from tidings.check.trigger import check_trigger
-from tidings.check.wire import Unanswered
 from tidings.errors import Disconnected
+from tidings.wire.session import Unanswered
 
 __all__ = ["check_target"]
 

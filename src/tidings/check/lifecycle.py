@@ -11,11 +11,11 @@ from typing import Any
 
 import httpx2
 
-from tidings.check.http import HttpSession, LegacyHttp
 from tidings.check.run import Run
-from tidings.check.stdio import StdioSession
-from tidings.check.wire import Frame, Session, Unanswered
 from tidings.core.model import Feature
+from tidings.wire.http import HttpSession, LegacyHttp
+from tidings.wire.session import Frame, Session, Unanswered
+from tidings.wire.stdio import StdioSession
 
 __all__ = ["check_expiry", "check_sessions", "check_sigterm", "check_slow_reader"]
 

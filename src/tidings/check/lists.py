@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tidings.check.run import Run
-from tidings.check.wire import Frame, Listing, Session
+from tidings.wire.session import Frame, Listing, Session
 
 __all__ = ["check_cache_hints", "check_order", "check_public"]
 

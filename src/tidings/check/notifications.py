@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from tidings.check.http import LegacyHttp
 from tidings.check.run import Listener, Run
-from tidings.check.wire import ACKNOWLEDGED, LISTS, METHODS, Frame, Listing, Stream
+from tidings.core.frames import ACKNOWLEDGED_METHOD
 from tidings.core.model import Feature
+from tidings.wire.http import LegacyHttp
+from tidings.wire.methods import LIST_CHANGED, LIST_METHODS
+from tidings.wire.session import Frame, Listing, Stream
 
 __all__ = ["changed_features", "check_frames", "check_unchanged"]
 
@@ -48,7 +50,7 @@ async def check_unchanged(run: Run) -> None:
             if occasion is _CONNECTED and listener.session.era == "legacy" and frame.method not in announced:
                 announced.add(frame.method)
                 continue  # some servers tell each new session once, for clients that wait for it
-            feature = METHODS.get(frame.method)
+            feature = LIST_CHANGED.get(frame.method)
             uri = frame.uri
             if feature is not None and frame.time < listener.session.fetched.get(feature, frame.time):
                 continue  # the client has not fetched the list yet, so it has nothing that could be out of date
@@ -83,7 +85,9 @@ def changed_features(before: dict[str, Listing], after: dict[str, Listing]) -> s
     """Return the features whose lists have other items, or items with other definitions."""
     empty = Listing({})
     methods = before.keys() | after.keys()
-    return {LISTS[each][0] for each in methods if before.get(each, empty).items != after.get(each, empty).items}
+    return {
+        LIST_METHODS[each].feature for each in methods if before.get(each, empty).items != after.get(each, empty).items
+    }
 
 
 def _opening(stream: Stream) -> Frame | None:
@@ -130,7 +134,7 @@ def _check_subscription(run: Run, stream: Stream) -> None:
             message = f"{frame.method} came after the client had cancelled the listen request"
             run.report.add("unsubscribe", message, [stream.request, frame])
         is_early = acknowledgement is not None and frame.time < acknowledgement.time
-        if frame.method not in ("", ACKNOWLEDGED) and not is_early and not stream.expects(frame):
+        if frame.method not in ("", ACKNOWLEDGED_METHOD) and not is_early and not stream.expects(frame):
             message = f"{frame.method} came on a stream that has not requested it"
             run.report.add("not-requested", message, [stream.request, frame])
 

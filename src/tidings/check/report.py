@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tidings.check.rules import RULES, Rule, Severity
-from tidings.check.wire import Frame
+from tidings.wire.session import Frame
 
 __all__ = ["Finding", "Report"]
 

@@ -8,13 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from tidings.check.http import LegacyHttp, ModernHttp
 from tidings.check.report import Report
-from tidings.check.stdio import StdioSession
-from tidings.check.wire import LEGACY, MODERN, Era, Listing, Refused, Session, Stream, Transcript, Unanswered
 from tidings.core.model import Feature
 from tidings.core.redact import one_line
 from tidings.errors import Disconnected
+from tidings.wire.http import LegacyHttp, ModernHttp
+from tidings.wire.session import LEGACY, MODERN, Era, Listing, Refused, Session, Stream, Transcript, Unanswered
+from tidings.wire.stdio import StdioSession
 
 __all__ = ["CheckOptions", "Listener", "Run"]
 

@@ -15,10 +15,10 @@ from typing import Any
 
 from tidings.check.notifications import changed_features
 from tidings.check.run import Listener, Run
-from tidings.check.wire import UPDATED, Frame, Listing, Session, Unanswered
-from tidings.core.model import Feature
+from tidings.core.model import UPDATED_METHOD, Feature
 from tidings.core.redact import one_line
 from tidings.errors import TidingsError
+from tidings.wire.session import Frame, Listing, Session, Unanswered
 
 __all__ = ["check_trigger"]
 
@@ -126,7 +126,7 @@ class _Round:
         """Return the method, and the URI of a content, of each notification that the listener was promised."""
         features = [each for each in Feature if each in self.changed(listener.session) and listener.is_promised(each)]
         uris = [uri for uri in listener.uris if uri in self.changed_uris[listener.session]]
-        return [(feature.method, None) for feature in features] + [(UPDATED, uri) for uri in uris]
+        return [(feature.method, None) for feature in features] + [(UPDATED_METHOD, uri) for uri in uris]
 
     async def wait(self) -> None:
         """Wait until there is a change and all are told of it, or until the timeout."""
@@ -256,7 +256,7 @@ async def _check_unsubscribe(run: Run, first: _Round) -> None:
     await round_.wait()
     await asyncio.sleep(run.options.quiet_time)
     await round_.read_state()
-    told = [frame for frame in round_.frames(listener, UPDATED) if frame.uri in stream.unsubscribed]
+    told = [frame for frame in round_.frames(listener, UPDATED_METHOD) if frame.uri in stream.unsubscribed]
     if told:
         message = f"{stream.channel} was told of a resource after it had unsubscribed"
         run.report.add("unsubscribe", message, [unsubscribed, *told])

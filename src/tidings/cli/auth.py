@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from tidings.client.hosts import TOKEN_VARIABLE
 from tidings.errors import TidingsError
 
 if TYPE_CHECKING:
@@ -31,8 +32,6 @@ __all__ = [
     "read_token",
     "require_token",
 ]
-
-TOKEN_VARIABLE = "TIDINGS_AUTH_TOKEN"
 
 
 def read_secret(name: str, file: Path) -> str:

@@ -17,10 +17,10 @@ from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from tidings.dependencies import missing_extra
-from tidings.server.process_exit import run_at_exit
+from tidings.runtime.shutdown import run_at_exit
+from tidings.wire.addresses import origin_of
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.resources import Resource
@@ -183,7 +183,6 @@ def _read_variable(signal: str, name: str) -> str:
 def without_secrets(endpoint: str) -> str:
     """Return an endpoint without user, password, path and query."""
     try:
-        split = urlsplit(endpoint)
+        return origin_of(endpoint) if "//" in endpoint else endpoint.partition("?")[0]
     except ValueError:
         return "an invalid endpoint"
-    return f"{split.scheme}://{split.netloc.rpartition('@')[2]}" if split.netloc else endpoint.partition("?")[0]

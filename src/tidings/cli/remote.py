@@ -25,7 +25,7 @@ from pydantic import RootModel
 from tidings.cli.auth import TOKEN_VARIABLE
 from tidings.core.redact import one_line
 from tidings.errors import TidingsError
-from tidings.server.process_exit import exit_process
+from tidings.runtime.shutdown import exit_process
 
 __all__ = ["Remote", "Unreachable", "bearer_headers", "check_url", "connect", "make_http_client", "run"]
 

@@ -32,8 +32,8 @@ from tidings.cli.output import fail, pluralize, print_json_lines, print_stderr
 from tidings.cli.serve_stdio import StdioOptions, accept_commands, make_live, serve_stdio
 from tidings.cli.workers import Worker, run_workers
 from tidings.core.redact import one_line
+from tidings.runtime.shutdown import exit_process
 from tidings.server.garbage_collection import without_gc
-from tidings.server.process_exit import exit_process
 from tidings.workspace import DEFAULT_POLL
 
 if TYPE_CHECKING:

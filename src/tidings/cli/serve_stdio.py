@@ -15,8 +15,8 @@ from tidings.cli.logs import LogFormat, LogLevel, LogOptions, set_up_logging
 from tidings.cli.nats import NATS_VARIABLE
 from tidings.cli.output import fail
 from tidings.cli.state import choose_state_file, open_store
+from tidings.runtime.shutdown import exit_process
 from tidings.server.garbage_collection import without_gc
-from tidings.server.process_exit import exit_process
 from tidings.workspace import DEFAULT_POLL
 
 if TYPE_CHECKING:

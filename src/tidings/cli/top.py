@@ -16,6 +16,7 @@ from tidings.cli.options import Token, TokenFile, is_url
 from tidings.cli.output import fail, pluralize, print_json_lines, print_stderr, print_stdout
 from tidings.core.redact import one_line
 from tidings.errors import TidingsError
+from tidings.wire.sse import read_events
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -121,12 +122,9 @@ async def _overviews(url: str, token: str | None) -> AsyncIterator[dict[str, Any
             async with http.stream("GET", f"{url}/api/events") as events:
                 if events.status_code != 200:
                     _check(url, events.status_code, (await events.aread()).decode(), has_token=bool(token))
-                name = ""
-                async for line in events.aiter_lines():
-                    if line.startswith("event: "):
-                        name = line[7:]
-                    elif line.startswith("data: ") and name == "overview":
-                        overview = _add_history(msgspec.json.decode(line[6:]), overview["history"])
+                async for event in read_events(events.aiter_bytes()):
+                    if event.name == "overview":
+                        overview = _add_history(msgspec.json.decode(event.data), overview["history"])
                         yield overview
     except httpx2.RemoteProtocolError:
         return  # the server was stopped

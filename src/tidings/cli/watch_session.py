@@ -29,7 +29,7 @@ from tidings.cli.remote import bearer_headers, connect
 from tidings.cli.watch_change import Connected, Line, WatchedChange, format_latency
 from tidings.client import Detected, ItemChange, Mirror, Status
 from tidings.core.frames import CHANGE_KEY, DELETED_METHOD, EXTENSION
-from tidings.core.model import Feature, Operation
+from tidings.core.model import UPDATED_METHOD, Feature, Operation
 from tidings.core.patterns import is_pattern
 from tidings.core.redact import one_line
 from tidings.errors import Disconnected, NotSupported
@@ -42,7 +42,6 @@ _ANSWER_TIMEOUT = 20.0
 """Seconds for the first answer of a URL. A command may install its server first, so it has no limit."""
 _WAIT_NOTICE = 5.0
 """Seconds without an answer until the user is told."""
-_UPDATED_METHOD = "notifications/resources/updated"
 
 
 @dataclass(frozen=True)
@@ -138,7 +137,7 @@ class _Session:
         self._counts: Counter[str] = Counter()
         self._latencies: list[float] = []
         self._reconnects = 0
-        mirror.set_notification_handler(_UPDATED_METHOD, lambda message: self._on_content(message.params))
+        mirror.set_notification_handler(UPDATED_METHOD, lambda message: self._on_content(message.params))
         mirror.set_notification_handler(DELETED_METHOD, lambda params: self._on_content(params, is_deleted=True))
 
     async def subscribe(self) -> None:

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from tidings.cli.output import fail, print_stderr
 from tidings.errors import TidingsError
-from tidings.server.process_exit import exit_process
+from tidings.runtime.shutdown import exit_process
 
 __all__ = ["Worker", "run_workers"]
 

@@ -26,21 +26,18 @@ from tidings.client.transport import Target, make_client, observe
 from tidings.core.cursor import Cursor
 from tidings.core.frames import CURSOR_KEY, DELETED_METHOD, EXTENSION
 from tidings.core.model import Feature, Topic
-from tidings.errors import TidingsError
+from tidings.wire.methods import ListMethod, list_methods
+from tidings.wire.paging import read_pages
 
 __all__ = ["Connection", "DeletedParams", "Fetched", "connect"]
 
 _log = logging.getLogger(__name__)
 
-_LISTS: Mapping[Feature, Mapping[ListName, tuple[str, str]]] = {
-    Feature.TOOLS: {"tools": ("list_tools", "tools")},
-    Feature.PROMPTS: {"prompts": ("list_prompts", "prompts")},
-    Feature.RESOURCES: {
-        "resources": ("list_resources", "resources"),
-        "templates": ("list_resource_templates", "resource_templates"),
-    },
+_LISTS: Mapping[str, ListName] = {
+    **{f"{feature.value}/list": feature.value for feature in Feature},
+    "resources/templates/list": "templates",
 }
-"""For each list of a feature: the method of the `Client`, and the member of its result."""
+"""The list of a mirror that each method reads."""
 _NOT_FOUND = (types.INVALID_PARAMS, -32002)
 """The errors for a resource that does not exist, since 2026-07-28 and before."""
 
@@ -240,13 +237,13 @@ class Connection:
 
         `is_outdated` says whether a notification has arrived since the start.
         """
-        lists: dict[ListName, list[Any]] = {name: [] for name in _LISTS[feature]}
+        lists: dict[ListName, list[Any]] = {}
         pages: list[Any] = []
-        for name, (method, member) in _LISTS[feature].items() if self.serves(feature) else ():
-            read = await self._read_pages(getattr(self.client, method))
+        for name, method in list_methods(feature).items():
+            read = await self._read_pages(name, method) if self.serves(feature) else []
             if read is None or (len(read) > 1 and not _cursor(read[0]) and is_outdated()):
                 return None
-            lists[name] = [item for page in read for item in getattr(page, member)]
+            lists[_LISTS[name]] = [item for page in read for item in getattr(page, method.attribute)]
             pages += read
         cursors = [_cursor(page) for page in pages]
         if len({cursor and cursor.versions.get(feature) for cursor in cursors}) > 1:
@@ -254,24 +251,18 @@ class Connection:
         ttls = [page.ttl_ms / 1000 for page in pages if "ttl_ms" in page.model_fields_set and page.ttl_ms]
         return Fetched(lists, cursors[0] if cursors else None, min(ttls, default=None))
 
-    async def _read_pages(self, read: Callable[..., Awaitable[Any]]) -> list[Any] | None:
+    async def _read_pages(self, name: str, method: ListMethod) -> list[Any] | None:
         """Return all pages of a list, or None if the server no longer has the version of the first one."""
         pages: list[Any] = []
-        cursors: list[str | None] = [None]
-        while len(pages) < len(cursors):
-            try:
-                page = await read(cursor=cursors[-1])
-            except MCPError as error:
-                if error.code == types.METHOD_NOT_FOUND and not pages:
-                    return []  # for example a server with resources and without templates
-                if error.code == types.INVALID_PARAMS and pages:
-                    return None
-                raise
-            pages.append(page)
-            if page.next_cursor in cursors[1:]:
-                raise TidingsError(f"the server's pages never end; it sent {page.next_cursor!r:.80} twice")
-            if page.next_cursor is not None:
-                cursors.append(page.next_cursor)
+        try:
+            async for page in read_pages(name, getattr(self.client, method.function)):
+                pages += [page]  # one by one: what was read before an error counts
+        except MCPError as error:
+            if error.code == types.METHOD_NOT_FOUND and not pages:
+                return []  # for example a server with resources and without templates
+            if error.code == types.INVALID_PARAMS and pages:
+                return None
+            raise
         return pages
 
     async def read_content(self, uri: str) -> types.ReadResourceResult | None:

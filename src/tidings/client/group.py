@@ -1,79 +1,81 @@
-"""`MirrorGroup`: the lists of several servers as one.
-
-The name of a tool or prompt is `<prefix>_<name>`, as with the servers that FastMCP mounts. A URI or URI template is
-`<prefix>+<URI>`. A prefix contains neither sign, so each name belongs to one server.
-"""
+"""`MirrorGroup`: the lists of several servers as one, with the names of `namespace.py`."""
 
 from __future__ import annotations
 
 import asyncio
-import re
-from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
 import mcp_types as types
+from mcp.shared.uri_template import UriTemplate
 
 from tidings.client.lists import ChangingLists
 from tidings.client.mirror import Mirror, Status
-from tidings.client.snapshot import KEYS, Detected, ListName, Snapshot
+from tidings.client.namespace import Owner, check_server_names, name_items, name_uris, split_name, split_uri
+from tidings.client.snapshot import KEYS, ListName, Snapshot
 from tidings.client.timing import Timing
 from tidings.client.transport import Target
-from tidings.core.model import Operation
-from tidings.errors import NotFound, TidingsError
+from tidings.errors import NotFound
 
 __all__ = ["MirrorGroup"]
 
-_SEPARATORS: Mapping[ListName, str] = {
-    "tools": "_",
-    "prompts": "_",
-    "resources": "+",
-    "templates": "+",
-    "contents": "+",
-}
+_SAME_NAMES: frozenset[ListName] = frozenset({"resources", "contents"})
+"""A content has the name of its resource."""
 _STATES = ("closed", "reconnecting", "stale", "polling", "fresh")
 
 
 class MirrorGroup(ChangingLists):
     """Keep the lists of several servers current, from `async with` on.
 
-    `servers` has a target, or a `Mirror` that is not entered, for each prefix: letters, digits and `-`. `timing` is for
-    the targets.
+    `servers` has a target, or a `Mirror` that is not entered, by the name of each server: letters, digits, `-`, single
+    `_`. `timing` is for the targets.
     """
 
     def __init__(self, servers: Mapping[str, Mirror | Target], *, timing: Timing | None = None) -> None:
         super().__init__()
-        for prefix in servers:
-            if not re.fullmatch(r"[A-Za-z][A-Za-z0-9-]*", prefix):
-                raise TidingsError(f"{prefix!r} is no prefix: it must be a letter, then letters, digits or -")
+        check_server_names(servers)
         self.mirrors: Mapping[str, Mirror] = MappingProxyType(
             {
-                prefix: server if isinstance(server, Mirror) else Mirror(server, timing=timing)
-                for prefix, server in servers.items()
+                name: server if isinstance(server, Mirror) else Mirror(server, timing=timing)
+                for name, server in servers.items()
             }
         )
+        self._seen = dict.fromkeys(servers, Snapshot())
+        """The lists of each server that the group has published."""
+        self._owners: dict[ListName, dict[str, Owner]] = {name: {} for name in self._snapshot.listings}
         self._opened = AsyncExitStack()
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
     def status(self) -> Status:
         """The status of the server that is the least current."""
-        found = {prefix: mirror.status for prefix, mirror in self.mirrors.items()}
+        found = {name: mirror.status for name, mirror in self.mirrors.items()}
         if self._is_closed or not found:
             return Status("closed" if self._is_closed else "fresh")
-        prefix, worst = min(found.items(), key=lambda each: _STATES.index(each[1].state))
+        name, worst = min(found.items(), key=lambda each: _STATES.index(each[1].state))
         since = [status.stale_since for status in found.values() if status.stale_since is not None]
-        return Status(worst.state, min(since, default=None), worst.reason and f"{prefix}: {worst.reason}")
+        return Status(worst.state, min(since, default=None), worst.reason and f"{name}: {worst.reason}")
 
     def resolve(self, name: str, list: ListName = "tools") -> tuple[Mirror, str]:
-        """Return the mirror of the server that has an item, and the name, URI or URI template that it has there."""
-        prefix, separator, own = name.partition(_SEPARATORS[list])
-        if not separator or prefix not in self.mirrors:
-            known = ", ".join(each + _SEPARATORS[list] for each in self.mirrors)
-            raise NotFound(f"{name!r} starts with the prefix of no server; there are {known}")
-        return self.mirrors[prefix], own
+        """Return the mirror of the server that has an item, and the name, URI or URI template that it has there.
+
+        A tool or URI that no server lists is that of the server which the name names, or whose template fits.
+        """
+        if list in ("tools", "prompts"):
+            owner = split_name(name, self.mirrors)
+        else:
+            owner = self._owners[list].get(name) or split_uri(name, self.mirrors) or self._find_template(name)
+        if owner is None:
+            raise NotFound(f"{name!r} is of none of these servers: {', '.join(self.mirrors)}")
+        return self.mirrors[owner.server], owner.own
+
+    def _find_template(self, uri: str) -> Owner | None:
+        for server, template in self._owners["templates"].values():
+            if UriTemplate.parse(template).match(uri) is not None:
+                return Owner(server, uri)
+        return None
 
     async def call(self, name: str, arguments: Mapping[str, Any] | None = None, **options: Any) -> types.CallToolResult:
         """Call a tool. `options` are those of `Client.call_tool`."""
@@ -89,9 +91,9 @@ class MirrorGroup(ChangingLists):
                         opening.create_task(opened.enter_async_context(mirror))
             except BaseExceptionGroup as group:
                 raise group.exceptions[0] from None
-            for prefix, mirror in self.mirrors.items():
-                self._update(prefix, seen := mirror.snapshot(), Snapshot())
-                self._tasks.append(asyncio.create_task(self._follow(prefix, mirror, seen)))
+            for name, mirror in self.mirrors.items():
+                self._update(name, mirror.snapshot())
+                self._tasks.append(asyncio.create_task(self._follow(name, mirror)))
             self._tasks.append(asyncio.create_task(self._call_back(self.changes())))
             self._opened = opened.pop_all()
         return self
@@ -106,18 +108,39 @@ class MirrorGroup(ChangingLists):
         self._wake()
         await self._opened.aclose()
 
-    async def _follow(self, prefix: str, mirror: Mirror, seen: Snapshot) -> None:
-        while (present := await mirror.next_snapshot(seen)) is not None:
-            self._update(prefix, present, seen)
-            seen = present
+    async def _follow(self, server: str, mirror: Mirror) -> None:
+        while (present := await mirror.next_snapshot(self._seen[server])) is not None:
+            self._update(server, present)
 
-    def _update(self, prefix: str, present: Snapshot, seen: Snapshot) -> None:
-        changes: dict[ListName, dict[str, Any]] = defaultdict(dict)
-        detected: Detected | None = None
-        for change in present.changes_since(seen):
-            name = f"{prefix}{_SEPARATORS[change.list]}{change.name}"
-            item = None if change.operation is Operation.REMOVED else change.item
-            if item is not None and change.list in KEYS:
-                item = item.model_copy(update={KEYS[change.list]: name})
-            changes[change.list][name], detected = item, change.detected
-        self._publish(self._snapshot.changed(changes), detected)
+    def _update(self, server: str, present: Snapshot) -> None:
+        """Publish the changes of a server, and the new names of items that collide with them, or no longer do."""
+        seen, self._seen[server] = self._seen[server], present
+        own_changes = [*present.changes_since(seen)]
+        changes: dict[ListName, dict[str, Any]] = {}
+        touched = {change.list for change in own_changes}
+        if touched & _SAME_NAMES:
+            touched |= _SAME_NAMES
+        for name in touched:
+            changed = {Owner(server, change.name) for change in own_changes if change.list == name}
+            before, after = self._owners[name], self._name_items(name)
+            self._owners[name] = after
+            differing = [each for each in before.keys() | after.keys() if before.get(each) != after.get(each)]
+            differing += [each for each, owner in after.items() if owner in changed]
+            changes[name] = {each: self._renamed(name, each) for each in differing}
+        self._publish(self._snapshot.changed(changes), own_changes[-1].detected if own_changes else None)
+
+    def _name_items(self, name: ListName) -> dict[str, Owner]:
+        items = {server: lists.listings[name].items for server, lists in self._seen.items()}
+        if name in ("tools", "prompts"):
+            return name_items(items)
+        if name == "templates":
+            return name_uris(items)
+        all_uris = {server: {**lists.resources, **lists.contents} for server, lists in self._seen.items()}
+        return {each: owner for each, owner in name_uris(all_uris).items() if owner.own in items[owner.server]}
+
+    def _renamed(self, list: ListName, name: str) -> Any:
+        """Return an item with its name in the group, or None if there is none."""
+        if (owner := self._owners[list].get(name)) is None:
+            return None
+        item = self._seen[owner.server].listings[list].items[owner.own]
+        return item.model_copy(update={KEYS[list]: name}) if list in KEYS and name != owner.own else item

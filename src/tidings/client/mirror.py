@@ -32,17 +32,15 @@ from tidings.client.transport import Target, describe
 from tidings.core.cursor import Cursor
 from tidings.core.digest import split_digest
 from tidings.core.frames import CHANGE_KEY, CURSOR_KEY, DELETED_METHOD
-from tidings.core.model import Feature, Topic, Version
+from tidings.core.model import UPDATED_METHOD, Feature, Topic, Version
 from tidings.core.patterns import Match, compile_pattern, is_pattern
 from tidings.core.redact import one_line
 from tidings.errors import Disconnected, NotFound, NotSupported, TidingsError
+from tidings.wire.methods import LIST_CHANGED
 
 __all__ = ["Mirror", "Status"]
 
 _log = logging.getLogger(__name__)
-
-_UPDATED_METHOD = "notifications/resources/updated"
-_FEATURES = {feature.method: feature for feature in Feature}
 
 
 @dataclass(frozen=True)
@@ -235,11 +233,11 @@ class Mirror(ChangingLists):
         is_deleted = isinstance(message, DeletedParams)
         method, params = (DELETED_METHOD, message) if is_deleted else (message.method, message.params)
         meta = (params and params.meta) or {}
-        if feature := _FEATURES.get(method):
+        if feature := LIST_CHANGED.get(method):
             refresher = self._refreshers[feature]
             if not (refresher.is_idle and self._apply_notification(connection, feature, meta)):
                 refresher.mark()
-        elif method in (_UPDATED_METHOD, DELETED_METHOD):
+        elif method in (UPDATED_METHOD, DELETED_METHOD):
             uri = str(params.uri)
             if not any(match(uri) for match in self._subscribed.values()):
                 _log.debug("%s notified of %s without a subscription", self._name, one_line(uri, 200))
@@ -348,7 +346,7 @@ class Mirror(ChangingLists):
         """Report each subscribed content as updated: it may have changed while there was no connection."""
         for uri in [*self._subscribed]:
             params = types.ResourceUpdatedNotificationParams(uri=uri)
-            await self._handle(_UPDATED_METHOD, types.ResourceUpdatedNotification(params=params))
+            await self._handle(UPDATED_METHOD, types.ResourceUpdatedNotification(params=params))
 
     def _stream_changed(self, connection: Connection) -> None:
         if connection is self._connection:

@@ -18,6 +18,7 @@ from tidings.errors import InvalidFeature, InvalidItem
 __all__ = [
     "CUT_OFF",
     "UNKNOWN_REVISION",
+    "UPDATED_METHOD",
     "Change",
     "Feature",
     "Item",
@@ -35,6 +36,9 @@ __all__ = [
 
 UNKNOWN_REVISION = -1
 """The revision of a client about which nothing is known. It must refetch."""
+
+UPDATED_METHOD = "notifications/resources/updated"
+"""The notification of a content. That of a list is `Feature.method`."""
 
 
 class Feature(Enum):
@@ -226,7 +230,7 @@ class Notification(msgspec.Struct, eq=False):
 
     @property
     def method(self) -> str:
-        return self.topic.method if isinstance(self.topic, Feature) else "notifications/resources/updated"
+        return self.topic.method if isinstance(self.topic, Feature) else UPDATED_METHOD
 
     @property
     def is_deletion(self) -> bool:

@@ -35,7 +35,7 @@ from tidings.core.tracer import DELIVER_EVENT
 from tidings.errors import TidingsError
 from tidings.events import draft
 from tidings.events.occurrences import Occurrences
-from tidings.events.slots import RequestSlots, origin_of
+from tidings.events.slots import RequestSlots
 from tidings.events.types import RESOURCE_UPDATED, EventTopic
 from tidings.server.authorization import Principal
 from tidings.server.subscribe import PreparedSubscription, Subscriptions
@@ -43,6 +43,7 @@ from tidings.store.durable import DurableSubscription, EventTarget, Key, Owner
 from tidings.webhooks.http_client import PostResult, WebhookClient, check_url
 from tidings.webhooks.retry import MAX_BACKOFF, MAX_RETRY_AFTER, retry_delay
 from tidings.webhooks.signature import signed_headers
+from tidings.wire.addresses import origin_of
 
 __all__ = ["EventDeliveries", "error_category"]
 

@@ -6,9 +6,10 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from urllib.parse import urlsplit
 
-__all__ = ["RequestSlots", "origin_of"]
+from tidings.wire.addresses import origin_of
+
+__all__ = ["RequestSlots"]
 
 _MAX_REQUESTS = 256
 """Requests in progress. Each takes a connection."""
@@ -70,9 +71,3 @@ class RequestSlots:
         """Record whether a request failed. A failing receiver gets one request at a time until one succeeds."""
         if (origin := self._origins.get(origin_of(url))) is not None:
             origin.is_failing = is_failing
-
-
-def origin_of(url: str) -> str:
-    """Return the scheme, host and port of a URL. They identify the receiver, and contain no secret."""
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"

@@ -23,12 +23,12 @@ from tidings.core.model import Feature, topics_json
 from tidings.errors import LimitReached, TidingsError
 from tidings.events import draft
 from tidings.events.delivery import EventDeliveries, error_category
-from tidings.events.slots import origin_of
 from tidings.events.types import RESOURCE_UPDATED, EventTopic, EventType, EventTypes, check, feature_of
 from tidings.server.authorization import Principal, caller_of, owner_of
 from tidings.server.granted_topics import GrantedTopics, RequestedTopics
 from tidings.store.durable import DurableSubscription, EventTarget, Owner
 from tidings.webhooks.signature import check_secret
+from tidings.wire.addresses import origin_of
 
 if TYPE_CHECKING:
     from mcp.server import Server

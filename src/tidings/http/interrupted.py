@@ -10,17 +10,13 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
 from mcp_types import CONNECTION_CLOSED
 
 from tidings.core.frames import SSE_HEAD, SSE_TAIL
 from tidings.http.stream import Message, Receive, Scope, Send
+from tidings.wire.envelope import decode_message, error_response
 
 __all__ = ["AnswerInterrupted"]
-
-
-class _Identified(msgspec.Struct):
-    id: int | str | None = None
 
 
 class AnswerInterrupted:
@@ -72,8 +68,9 @@ class _Exchange:
         """Send an error if the response is not complete."""
         if self._is_complete:
             return
-        error = {"code": CONNECTION_CLOSED, "message": "The server stopped before the request was finished"}
-        body = msgspec.json.encode({"jsonrpc": "2.0", "id": self._request_id(), "error": error})
+        request = decode_message(b"".join(self._body))
+        reason = "The server stopped before the request was finished"
+        body = error_response(request.id if request else None, CONNECTION_CLOSED, reason)
         if self._start is None:
             headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
             await self._send({"type": "http.response.start", "status": 503, "headers": headers})
@@ -82,9 +79,3 @@ class _Exchange:
         else:
             return  # the start of a JSON response was sent, and an error can't follow it
         await self._send({"type": "http.response.body", "body": body})
-
-    def _request_id(self) -> int | str | None:
-        try:
-            return msgspec.json.decode(b"".join(self._body), type=_Identified).id
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            return None

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 import mcp_types as types
-import msgspec
 
 from tidings.core.frames import (
     KEEP_ALIVE,
@@ -40,6 +39,7 @@ from tidings.server.authorization import Principal
 from tidings.server.client_identity import ClientIdentity
 from tidings.server.stream_limits import StreamSlot
 from tidings.server.subscribe import PreparedSubscription, Subscriptions
+from tidings.wire.envelope import error_response
 
 if TYPE_CHECKING:
     from tidings.http.request_checks import ListenRequest
@@ -364,7 +364,7 @@ async def _refuse(
     send: Send, request_id: str | int, message: str, *, code: int = types.INTERNAL_ERROR, status: int = 503
 ) -> None:
     """Respond with a JSON-RPC error. With status 503, the client may try again later."""
-    body = msgspec.json.encode({"jsonrpc": "2.0", "id": request_id, "error": {"code": code, "message": message}})
+    body = error_response(request_id, code, message)
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
     if status == 503:
         headers.append((b"retry-after", b"5"))

@@ -11,15 +11,10 @@ import msgspec
 
 from tidings.core.frames import SSE_HEAD, SSE_TAIL
 from tidings.http.stream import Message, Receive, Scope, Send
-from tidings.server.list_cache import RESPONSE_HEAD, CachedResponse, ListCache, Outcome
+from tidings.server.list_cache import CachedResponse, ListCache, Outcome
+from tidings.wire.envelope import DECODE_ERRORS, RESPONSE_HEAD, tail_of_response
 
 __all__ = ["request_and_store", "send_cached"]
-
-_SSE_RESPONSE_HEAD = SSE_HEAD + RESPONSE_HEAD
-
-
-class _Response(msgspec.Struct):
-    result: dict[str, Any]
 
 
 async def send_cached(response: CachedResponse, send: Send, tag: bytes, session_id: bytes) -> None:
@@ -70,19 +65,16 @@ def _split(start: Message, message: Message, tag: bytes) -> tuple[bytes, bytes, 
     """Return the response before and after its request id, and its result; None if it is an error, a page, or not
     complete."""
     body = message.get("body", b"")
-    is_sse = body.startswith(_SSE_RESPONSE_HEAD)
-    head = _SSE_RESPONSE_HEAD if is_sse else RESPONSE_HEAD
-    end = SSE_TAIL if is_sse else b""
-    if (
-        start["status"] != 200
-        or not body.startswith(head + tag + b',"result":{')
-        or not body.endswith(b"}" + end)
-        or bool(message.get("more_body")) != is_sse
-    ):
+    is_sse = body.startswith(SSE_HEAD)
+    before, after = (SSE_HEAD, SSE_TAIL) if is_sse else (b"", b"")
+    if start["status"] != 200 or not body.endswith(b"}" + after) or bool(message.get("more_body")) != is_sse:
         return None
-    text = body[len(head) - len(RESPONSE_HEAD) : len(body) - len(end)]
+    response = body[len(before) : len(body) - len(after)]
+    tail = tail_of_response(response, tag)
+    if tail is None:
+        return None
     try:
-        result = msgspec.json.decode(text, type=_Response).result
-    except msgspec.DecodeError:
+        result: dict[str, Any] = msgspec.json.decode(tail.removeprefix(b',"result":')[:-1])
+    except DECODE_ERRORS:
         return None
-    return None if "nextCursor" in result else (head, body[len(head) + len(tag) :], result)
+    return None if "nextCursor" in result else (before + RESPONSE_HEAD, tail + after, result)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 from mcp.server.transport_security import TransportSecuritySettings
 
-from tidings.core.addresses import is_loopback, parse_address
+from tidings.wire.addresses import is_loopback, parse_address
 
 if TYPE_CHECKING:
     from starlette.requests import Request

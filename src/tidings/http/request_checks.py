@@ -23,7 +23,8 @@ from pydantic import BaseModel
 from starlette.requests import Request
 
 from tidings.server.granted_topics import RequestedTopics
-from tidings.wire.methods import CACHEABLE_METHODS, DECODE_ERRORS, LISTEN, decode_request
+from tidings.wire.envelope import DECODE_ERRORS, decode_request
+from tidings.wire.methods import CACHEABLE_METHODS, LISTEN
 
 if TYPE_CHECKING:
     from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
@@ -155,7 +156,7 @@ class RequestChecks:
         if decoded is None:
             try:
                 decoded = _decode_listen_params(version, params)
-            except (*DECODE_ERRORS, ValueError, KeyError):  # ValueError includes the errors of pydantic
+            except (*DECODE_ERRORS, KeyError):  # ValueError includes the errors of pydantic
                 return None
             # Traced clients send different bytes each time. These would only evict the entries of other clients.
             if len(params) <= _MAX_BYTES and b'"traceparent"' not in params:

@@ -23,7 +23,8 @@ from tidings.server.authorization import principal_of
 from tidings.server.client_identity import ClientIdentity
 from tidings.server.list_cache import ListCache, Outcome
 from tidings.server.list_reader import ListReader
-from tidings.wire.methods import LIST_METHODS, LISTEN, decode_meta
+from tidings.wire.envelope import decode_meta
+from tidings.wire.methods import LIST_METHODS, LISTEN
 
 if TYPE_CHECKING:
     from mcp.server.streamable_http_manager import StreamableHTTPSessionManager

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Hashable, Mapping
 from enum import Enum, auto
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from mcp_types import JSONRPCResponse
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
@@ -29,13 +29,12 @@ from tidings.sdk import internals
 from tidings.sdk.source import Source
 from tidings.server.list_reader import ListReader
 from tidings.server.loop_bridge import LoopBridge
+from tidings.wire.envelope import RESPONSE_HEAD
 from tidings.wire.methods import CACHEABLE_METHODS, DISCOVER, LIST_METHODS
 
-__all__ = ["RESPONSE_HEAD", "CachedResponse", "Finish", "Headers", "ListCache", "Outcome"]
+__all__ = ["CachedResponse", "Finish", "Headers", "ListCache", "Outcome"]
 
 logger = logging.getLogger(__name__)
-
-RESPONSE_HEAD: Final = b'{"jsonrpc":"2.0","id":'
 
 _MAX_RESPONSES = 64
 """A few dozen are in use at most. On stdio, a client decides how many there could be."""

@@ -15,6 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final
 
 from mcp.shared.exceptions import MCPError
@@ -25,12 +26,13 @@ from tidings.core.catalog import Catalog
 from tidings.core.hub import Hub
 from tidings.core.model import Change, Feature
 from tidings.core.tracer import READ_LIST
-from tidings.errors import InvalidItem, TidingsError
+from tidings.errors import InvalidItem
 from tidings.sdk.definitions import distinct
 from tidings.sdk.requests import request
 from tidings.sdk.source import RegistryChange, Source
 from tidings.server.loop_bridge import LoopBridge
 from tidings.wire.methods import READ_RESOURCE, list_methods
+from tidings.wire.paging import read_pages
 
 __all__ = ["UNKNOWN", "ListReader"]
 
@@ -47,9 +49,6 @@ _JITTER = 0.2
 
 _MAX_LOGGED = 64
 """Causes of failed reads that are logged before a read succeeds. A message may contain a time, for example."""
-
-_MAX_PAGES = 10_000
-"""Pages of one list. A paginator that never ends must not keep the reader busy forever."""
 
 
 class ListReader:
@@ -287,26 +286,19 @@ class ListReader:
     async def _request_items(self, feature: Feature) -> list[dict[str, Any]]:
         items: list[dict[str, Any]] = []
         for name, method in list_methods(feature).items():
-            if self._server.get_request_handler(name) is not None:
-                items += await self._request_pages(name, method.member)
+            if self._server.get_request_handler(name) is None:
+                continue
+            try:
+                async for page in read_pages(name, partial(self._request_page, name)):
+                    items += page.get(method.member, [])
+            except MCPError as error:
+                if error.code != METHOD_NOT_FOUND:
+                    raise
         return items
 
-    async def _request_pages(self, method: str, member: str) -> list[dict[str, Any]]:
-        items: list[dict[str, Any]] = []
-        cursor: str | None = None
-        for _ in range(_MAX_PAGES):
-            try:
-                page = {"cursor": cursor} if cursor is not None else {}
-                result = await self._request(method, LATEST_MODERN_VERSION, self.request_id, page)
-            except MCPError as error:
-                if error.code == METHOD_NOT_FOUND:
-                    return items
-                raise
-            items += result.get(member, [])
-            cursor = result.get("nextCursor")
-            if not cursor:
-                return items
-        raise TidingsError(f"{method} did not end after {_MAX_PAGES} pages")
+    async def _request_page(self, method: str, cursor: str | None) -> dict[str, Any]:
+        page = {} if cursor is None else {"cursor": cursor}
+        return await self._request(method, LATEST_MODERN_VERSION, self.request_id, page)
 
     async def _request(self, method: str, version: str, request_id: str, params: Mapping[str, Any]) -> dict[str, Any]:
         return await request(self._server, self.lifespan, request_id, method, version, params)

@@ -42,13 +42,14 @@ from mcp.shared.message import SessionMessage
 from pydantic_core import from_json
 
 from tidings.core.frames import ACKNOWLEDGED_METHOD, SUBSCRIPTION_KEY, encode_tag
+from tidings.runtime.lines import LineReader, LineWriter
+from tidings.runtime.shutdown import exit_process
 from tidings.sdk import internals
 from tidings.server.garbage_collection import freeze_objects, restored_gc_settings
-from tidings.server.list_cache import RESPONSE_HEAD, ListCache
-from tidings.server.process_exit import exit_process
+from tidings.server.list_cache import ListCache
 from tidings.server.sessions import NotificationStream
-from tidings.stdio.lines import LineReader, LineWriter
-from tidings.wire.methods import CANCELLED, DECODE_ERRORS, decode_request
+from tidings.wire.envelope import DECODE_ERRORS, RESPONSE_HEAD, decode_request, error_response, tail_of_response
+from tidings.wire.methods import CANCELLED
 
 __all__ = ["StdioConnection", "run_stdio"]
 
@@ -299,8 +300,7 @@ class StdioConnection(NotificationStream, ObjectSendStream[SessionMessage]):
             self._write_error(request_id if is_id else None, code, reason)
 
     def _write_error(self, request_id: str | int | None, code: int, reason: str) -> None:
-        error = types.JSONRPCError(jsonrpc="2.0", id=request_id, error=types.ErrorData(code=code, message=reason))
-        self._writer.write(_encode(error))
+        self._writer.write(error_response(request_id, code, reason) + b"\n")
 
     # The interface of a write stream
 
@@ -369,11 +369,8 @@ class StdioConnection(NotificationStream, ObjectSendStream[SessionMessage]):
             if pending.tries < _MAX_TRIES:
                 self._reader.add(pending.line)
                 return True
-        elif "nextCursor" not in response.result:
-            tag = msgspec.json.encode(response.id)
-            if line.startswith(RESPONSE_HEAD + tag + b',"result":{'):
-                tail = line[len(RESPONSE_HEAD) + len(tag) :]
-                self._lists.store(pending.key, pending.state, RESPONSE_HEAD, tail, [], response.result)
+        elif "nextCursor" not in response.result and (tail := tail_of_response(line, encode_tag(response.id))):
+            self._lists.store(pending.key, pending.state, RESPONSE_HEAD, tail, [], response.result)
         self._pending.pop(response.id, None)
         return False
 

@@ -27,8 +27,10 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
-from tidings.core.model import Feature
+from tidings.core.model import UPDATED_METHOD, Feature
 from tidings.errors import NotSupported, TidingsError
+from tidings.wire.methods import LIST_CHANGED, list_methods
+from tidings.wire.paging import read_pages
 
 __all__ = ["Frame", "LiveClient", "LiveClients", "NotificationError", "connect"]
 
@@ -44,16 +46,6 @@ _SHOWN = 20
 """Frames of each client in an error."""
 
 _TOPICS = {feature.value: feature for feature in Feature}
-_FEATURES = {feature.method: feature for feature in Feature}
-_UPDATED = "notifications/resources/updated"
-_LISTS = {
-    Feature.TOOLS: (("list_tools", "tools", "name"),),
-    Feature.PROMPTS: (("list_prompts", "prompts", "name"),),
-    Feature.RESOURCES: (
-        ("list_resources", "resources", "uri"),
-        ("list_resource_templates", "resource_templates", "uri_template"),
-    ),
-}
 
 
 class NotificationError(AssertionError):
@@ -74,7 +66,7 @@ class Frame:
     @property
     def topic(self) -> str:
         """The feature or the URI."""
-        feature = _FEATURES.get(self.method)
+        feature = LIST_CHANGED.get(self.method)
         return feature.value if feature else str(self.params.get("uri"))
 
     def __str__(self) -> str:
@@ -133,7 +125,7 @@ class LiveClient:
 
     async def _receive(self, message: Any) -> None:
         method = getattr(message, "method", None)
-        if method not in _FEATURES and method != _UPDATED:
+        if method not in LIST_CHANGED and method != UPDATED_METHOD:
             return
         params = message.params.model_dump(mode="json", by_alias=True, exclude_none=True) if message.params else {}
         if params.get("uri") == MARKER:
@@ -152,19 +144,14 @@ class LiveClient:
         if getattr(self.client.server_capabilities, feature.value) is None:
             return {}
         items: dict[str, Any] = {}
-        for method, member, key in _LISTS[feature]:
-            page: str | None = None
-            while True:
-                try:
-                    result = await getattr(self.client, method)(cursor=page)
-                except MCPError as error:
-                    if error.code != types.METHOD_NOT_FOUND:
-                        raise
-                    break  # for example a server with resources and without templates
-                for item in getattr(result, member):
-                    items[str(getattr(item, key))] = item.model_dump(mode="json", by_alias=True, exclude_unset=True)
-                if (page := result.next_cursor) is None:
-                    break
+        for name, method in list_methods(feature).items():
+            try:
+                async for page in read_pages(name, getattr(self.client, method.function)):
+                    dumped = page.model_dump(mode="json", by_alias=True, exclude_unset=True)
+                    items |= {str(item[method.key]): item for item in dumped[method.member]}
+            except MCPError as error:
+                if error.code != types.METHOD_NOT_FOUND:  # for example a server with resources and without templates
+                    raise
         return items
 
     async def _difference(self, feature: Feature, items: dict[str, Any] | None = None) -> _Difference:

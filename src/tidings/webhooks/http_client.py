@@ -20,8 +20,8 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Literal, TypeAlias
 from urllib.parse import urlsplit
 
-from tidings.core.addresses import is_loopback, parse_address, reason_not_public
 from tidings.errors import TidingsError
+from tidings.wire.addresses import is_loopback, parse_address, reason_not_public
 
 if TYPE_CHECKING:
     import ssl

@@ -26,7 +26,7 @@ from typing import IO
 import anyio
 
 from tidings.errors import TidingsError
-from tidings.workspace.watchdog import watchdog
+from tidings.runtime.watchdog import watchdog
 
 __all__ = ["CannotStart", "Outcome", "run_process"]
 

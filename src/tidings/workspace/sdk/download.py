@@ -28,9 +28,9 @@ _TRANSIENT = frozenset({429, 500, 502, 503, 504})
 
 
 def _load_address_check() -> Any:
-    """Return `tidings.core.addresses`, loaded by its path: this Python has no site-packages, and importing the package
+    """Return `tidings.wire.addresses`, loaded by its path: this Python has no site-packages, and importing the package
     would take most of the time of a call."""
-    path = Path(__file__).parents[2] / "core" / "addresses.py"
+    path = Path(__file__).parents[2] / "wire" / "addresses.py"
     spec = importlib.util.spec_from_file_location("tidings_addresses", path)
     assert spec is not None
     assert spec.loader is not None

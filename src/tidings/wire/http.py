@@ -12,7 +12,9 @@ from typing import Any
 import httpx2
 from mcp.shared.inbound import encode_header_value
 
-from tidings.check.wire import (
+from tidings.core.redact import one_line, redact_uri
+from tidings.errors import TidingsError
+from tidings.wire.session import (
     MODERN,
     Frame,
     Session,
@@ -25,8 +27,7 @@ from tidings.check.wire import (
     messages_in,
     modern_params,
 )
-from tidings.core.redact import one_line, redact_uri
-from tidings.errors import TidingsError
+from tidings.wire.sse import read_events
 
 __all__ = ["HttpSession", "LegacyHttp", "ModernHttp"]
 
@@ -94,7 +95,7 @@ class HttpSession(Session):
                 if not _is_stream(response):
                     await response.aread()
                     return response, _parse(response)
-                async for each in _read_events(response):
+                async for each in _read_messages(response):
                     messages.append(each)
                     if answering is None and "id" in message and _is_answer(each, message["id"]):
                         answering = response
@@ -128,7 +129,7 @@ class HttpSession(Session):
                     for each in _parse(response):
                         stream.receive(each)
                 else:
-                    async for each in _read_events(response):
+                    async for each in _read_messages(response):
                         stream.receive(each)
         except (httpx2.HTTPError, UnicodeError) as error:
             reason = str(error) or type(error).__name__
@@ -260,35 +261,15 @@ def _parse(response: httpx2.Response) -> list[Any]:
         return []
 
 
-async def _read_events(response: httpx2.Response) -> AsyncIterator[Any]:
-    parser, rest = _Events(), b""
-    async for chunk in response.aiter_bytes():
-        *lines, rest = (rest + chunk).split(b"\n")
-        for line in lines:
-            if (message := parser.feed(line)) is not None:
-                yield message
-
-
-class _Events:
-    """Collects the lines of server-sent events."""
-
-    def __init__(self) -> None:
-        self._data: list[bytes] = []
-
-    def feed(self, line: bytes) -> Any:
-        """Return the message of an event that ends with this line, or None."""
-        line = line.removesuffix(b"\r")
-        name, _, value = line.partition(b":")
-        if name == b"data":
-            self._data.append(value.removeprefix(b" "))
-        if line or not self._data:
-            return None
-        data = b"\n".join(self._data)
-        self._data.clear()
+async def _read_messages(response: httpx2.Response) -> AsyncIterator[Any]:
+    """Yield the messages of a stream. Data that is no JSON is a text."""
+    async for event in read_events(response.aiter_bytes()):
+        if not event.data:
+            continue  # an event that only gives an id
         try:
-            return decode(data) if data else None  # an empty event only has an id
+            yield decode(event.data)
         except ValueError:
-            return data.decode(errors="replace")
+            yield event.data.decode(errors="replace")
 
 
 def _describe(response: httpx2.Response) -> str:

@@ -24,10 +24,10 @@ from tidings.store.sqlite import SQLiteStore
 pytestmark = pytest.mark.anyio
 
 WITHOUT_TIMEOUTS = """
-from tidings.server import process_exit
+from tidings.runtime import shutdown
 from tidings.cli import main, otlp
 from tidings.store import writer
-process_exit.EXIT_TIMEOUT = otlp.SHUTDOWN_TIMEOUT = 3600  # on a busy machine, exit functions need long
+shutdown.EXIT_TIMEOUT = otlp.SHUTDOWN_TIMEOUT = 3600  # on a busy machine, exit functions need long
 writer.WRITE_DELAY = 3600  # nothing is written before the exit
 main()
 """
@@ -108,7 +108,7 @@ async def open_when_free(store: SQLiteStore) -> State:
 def test_exit_function_that_hangs_or_raises_does_not_block_the_exit() -> None:
     """They run in reverse order: first the one that raises, then the one that hangs."""
     script = (
-        "import atexit, threading; from tidings.server.process_exit import exit_process;"
+        "import atexit, threading; from tidings.runtime.shutdown import exit_process;"
         "atexit.register(threading.Event().wait); atexit.register(int, 'x'); exit_process(7)"
     )
     ran = subprocess.run(forked_command("-c", script), capture_output=True, timeout=DEADLINE, check=False)

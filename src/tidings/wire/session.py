@@ -15,18 +15,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-from tidings.core.frames import SUBSCRIPTION_KEY
-from tidings.core.model import Feature
+from tidings.core.frames import ACKNOWLEDGED_METHOD, SUBSCRIPTION_KEY
+from tidings.core.model import UPDATED_METHOD, Feature
 from tidings.core.redact import one_line
 from tidings.errors import TidingsError
+from tidings.wire.methods import LIST_CHANGED, LIST_METHODS
 
 __all__ = [
-    "ACKNOWLEDGED",
     "LEGACY",
-    "LISTS",
-    "METHODS",
     "MODERN",
-    "UPDATED",
     "Era",
     "Frame",
     "Listing",
@@ -48,17 +45,6 @@ Direction: TypeAlias = Literal["sent", "received"]
 MODERN = "2026-07-28"
 LEGACY = "2025-11-25"
 CLIENT_INFO = {"name": "tidings-check", "version": "1"}
-ACKNOWLEDGED = "notifications/subscriptions/acknowledged"
-UPDATED = "notifications/resources/updated"
-METHODS = {feature.method: feature for feature in Feature}
-"""The feature that each notification of a list names."""
-LISTS = {
-    "tools/list": (Feature.TOOLS, "tools", "name"),
-    "prompts/list": (Feature.PROMPTS, "prompts", "name"),
-    "resources/list": (Feature.RESOURCES, "resources", "uri"),
-    "resources/templates/list": (Feature.RESOURCES, "resourceTemplates", "uriTemplate"),
-}
-"""For each list request: its feature, the member of its result, and the key of an item."""
 MAX_PAGES = 100
 _METHOD_NOT_FOUND = -32601
 _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
@@ -204,7 +190,7 @@ class Stream:
 
     @property
     def acknowledgement(self) -> Frame | None:
-        return next((frame for frame in self.frames if frame.method == ACKNOWLEDGED), None)
+        return next((frame for frame in self.frames if frame.method == ACKNOWLEDGED_METHOD), None)
 
     @property
     def granted(self) -> dict[str, Any]:
@@ -225,16 +211,16 @@ class Stream:
         """Return the notifications of changes that came after the acknowledgement, from a position in `frames` on."""
         first = self.frames.index(self.acknowledgement) + 1 if self.acknowledgement else 0
         found = self.frames[max(first, since) :]
-        return [frame for frame in found if frame.method in METHODS or frame.method == UPDATED]
+        return [frame for frame in found if frame.method in LIST_CHANGED or frame.method == UPDATED_METHOD]
 
     def expects(self, frame: Frame) -> bool:
         """Return whether the client has asked for this notification."""
-        feature = METHODS.get(frame.method)
+        feature = LIST_CHANGED.get(frame.method)
         if self.request_id is None:
             return feature is not None or _covers(self.subscribed, frame.uri)
         if feature is not None:
             return self.requested.get(f"{feature.value}ListChanged") is True
-        return frame.method == UPDATED and _covers(self.requested.get("resourceSubscriptions", ()), frame.uri)
+        return frame.method == UPDATED_METHOD and _covers(self.requested.get("resourceSubscriptions", ()), frame.uri)
 
 
 @dataclass
@@ -328,7 +314,7 @@ class Session(ABC):
 
     async def list(self, method: str) -> Listing:
         """Read all pages of a list. It is empty if the server does not have the method."""
-        feature, member, key = LISTS[method]
+        feature, member, key, _ = LIST_METHODS[method]
         items: dict[str, Any] = {}
         pages: list[Frame] = []
         params: dict[str, Any] = {}
@@ -353,8 +339,8 @@ class Session(ABC):
         """Read the lists of all features that the server declares, except for those that it refused."""
         return {
             method: await self.list(method)
-            for method, (feature, *_) in LISTS.items()
-            if self.capability(feature) is not None and method not in self.refused
+            for method, each in LIST_METHODS.items()
+            if self.capability(each.feature) is not None and method not in self.refused
         }
 
     async def read(self, uri: str) -> Any:

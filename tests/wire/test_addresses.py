@@ -9,7 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tests.support.addresses import ALLOWED, REFUSED
-from tidings.core.addresses import is_loopback, reason_not_public
+from tidings.wire.addresses import is_loopback, origin_of, reason_not_public
 
 
 @pytest.mark.parametrize("address", REFUSED)
@@ -51,3 +51,15 @@ def test_loopback_address_is_recognized_in_every_form(host: str) -> None:
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "example.com", "localhost.example.com", ""])
 def test_other_hosts_are_not_loopback(host: str) -> None:
     assert not is_loopback(host)
+
+
+@pytest.mark.parametrize(
+    ("url", "origin"),
+    [
+        ("HTTPS://user:password@Example.com:443/path?query", "https://example.com"),
+        ("http://example.com:8080", "http://example.com:8080"),
+        ("http://[0:0:0:0:0:0:0:1]:80/", "http://[::1]"),
+    ],
+)
+def test_spellings_of_one_origin_are_equal(url: str, origin: str) -> None:
+    assert origin_of(url) == origin == origin_of(origin)

@@ -1,4 +1,4 @@
-"""IP addresses: which of them a request for a client must not go to, and which only this machine can reach.
+"""Origins, and IP addresses: which a request for a client must not go to, and which only this machine can reach.
 
 Webhooks and downloads use the same check. The download helper of tools loads this file alone, in a Python without
 site-packages, so it imports only the standard library.
@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import ipaddress
 from typing import TypeAlias
+from urllib.parse import urlsplit
 
-__all__ = ["Address", "is_loopback", "parse_address", "reason_not_public"]
+__all__ = ["Address", "is_loopback", "origin_of", "parse_address", "reason_not_public"]
 
 Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+_DEFAULT_PORTS = {"http": 80, "https": 443}
 
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 _SPECIAL_NETWORKS = tuple(
@@ -23,6 +26,19 @@ _SPECIAL_NETWORKS = tuple(
 """Networks for special use that some Python versions do not know. One cloud provider has metadata at 192.0.0.192."""
 _PROVIDER_ADDRESSES = {ipaddress.ip_address("168.63.129.16"): "Azure's own services"}
 """Public addresses that lead to internal services of a cloud provider."""
+
+
+def origin_of(url: str) -> str:
+    """Return the scheme, host and port of a URL. Two spellings of one origin give the same, which has no secret.
+
+    Raise `ValueError` if it is no URL with a host."""
+    parts = urlsplit(url)
+    if not parts.hostname:
+        raise ValueError(f"{url!r} has no host")
+    address = parse_address(parts.hostname)
+    host = parts.hostname if address is None else f"[{address}]" if address.version == 6 else str(address)
+    port = "" if parts.port in (None, _DEFAULT_PORTS.get(parts.scheme)) else f":{parts.port}"
+    return f"{parts.scheme}://{host}{port}"
 
 
 def parse_address(host: str) -> Address | None:

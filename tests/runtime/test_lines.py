@@ -15,8 +15,8 @@ from typing import Any, TypeAlias
 import pytest
 
 from tests.support.waiting import DEADLINE, until
-from tidings.stdio import lines
-from tidings.stdio.lines import BATCH_INTERVAL, LineReader, LineWriter
+from tidings.runtime import lines
+from tidings.runtime.lines import BATCH_INTERVAL, LineReader, LineWriter
 
 pytestmark = pytest.mark.anyio
 BUFFERS = 1 << 21

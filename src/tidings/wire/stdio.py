@@ -15,8 +15,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from tidings.check.wire import (
-    ACKNOWLEDGED,
+from tidings.core.frames import ACKNOWLEDGED_METHOD
+from tidings.core.redact import one_line
+from tidings.errors import TidingsError
+from tidings.wire.session import (
     Era,
     Frame,
     Session,
@@ -28,8 +30,6 @@ from tidings.check.wire import (
     message_of,
     modern_params,
 )
-from tidings.core.redact import one_line
-from tidings.errors import TidingsError
 
 __all__ = ["StdioSession"]
 
@@ -129,7 +129,7 @@ class StdioSession(Session):
         candidates = (
             *(stream for stream in self.streams if _is_same_id(stream.request_id, found)),
             *(stream for stream in self.streams if found is not None and str(stream.request_id) == str(found)),
-            *(waiting if frame.method == ACKNOWLEDGED else ()),
+            *(waiting if frame.method == ACKNOWLEDGED_METHOD else ()),
         )
         return next(iter(candidates), None)
 

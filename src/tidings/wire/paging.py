@@ -1,0 +1,37 @@
+"""Reads all pages of a list. A server decides what they are, so what is read has limits."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, Final
+
+from tidings.errors import TidingsError
+from tidings.wire.methods import LIST_METHODS
+
+__all__ = ["read_pages"]
+
+MAX_PAGES: Final = 10_000
+MAX_ITEMS: Final = 1_000_000
+
+
+async def read_pages(name: str, request: Callable[..., Awaitable[Any]]) -> AsyncIterator[Any]:
+    """Yield the result of each page of a list. `request(cursor=…)` returns one, as a dict or as a model of the SDK."""
+    method = LIST_METHODS[name]
+    cursor: str | None = None
+    cursors: set[str | None] = set()
+    items = 0
+    while True:
+        result = await request(cursor=cursor)
+        yield result
+        if isinstance(result, dict):
+            found, cursor = result.get(method.member, ()), result.get("nextCursor")
+        else:
+            found, cursor = getattr(result, method.attribute), result.next_cursor
+        items += len(found)
+        if not cursor:
+            return
+        if cursor in cursors:
+            raise TidingsError(f"{name}: the server's pages never end; it sent {cursor!r:.80} twice")
+        cursors.add(cursor)
+        if items > MAX_ITEMS or len(cursors) > MAX_PAGES:
+            raise TidingsError(f"{name} has more than {MAX_ITEMS:,} items or {MAX_PAGES:,} pages")
