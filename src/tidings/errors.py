@@ -20,6 +20,7 @@ __all__ = [
     "TooManyStreams",
     "UnsupportedEventLoop",
     "UnsupportedVersion",
+    "first_error",
 ]
 
 
@@ -80,3 +81,10 @@ class Disconnected(TidingsError, ConnectionError):
 
 class NotSupported(TidingsError):
     """The server does not support, or does not grant, what a client asks for."""
+
+
+def first_error(error: BaseException) -> BaseException:
+    """Return the first error in an exception group, or the error itself."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -105,16 +105,28 @@ async def test_a_legacy_server_need_not_end_the_stream_of_an_answer() -> None:
     assert report.protocols == ["2026-07-28", "2025-11-25"]
 
 
-async def test_a_list_that_is_refused_does_not_prevent_the_other_checks() -> None:
+@pytest.mark.parametrize(
+    ("attributes", "error", "failed"),
+    [
+        (
+            {"errors": {"resources/list"}},
+            'was answered with {"code": -32603, "message": "Internal error"}',
+            {"capability-served"},
+        ),
+        ({"page": {"nextCursor": "a"}}, "never ends; the server sent the cursor 'a' twice", set()),
+    ],
+)
+async def test_a_list_that_is_refused_does_not_prevent_the_other_checks(
+    attributes: dict[str, Any], error: str, failed: set[str]
+) -> None:
     server = DefectiveServer()
-    server.errors = {"resources/list"}
+    vars(server).update(attributes)
     async with run_uvicorn(server, http="h11") as running:
         url = f"http://127.0.0.1:{address_of(running)[1]}/mcp"
         report = await check_target(dataclasses.replace(OPTIONS, target=url, token=None), frozenset(RULES) - SLOW)
-    assert report.failed == {"capability-served"}
+    assert report.failed == failed
     assert {"told", "told-once", "unchanged", "list-order"} <= set(report.passed)
-    error = 'resources/list was answered with {"code": -32603, "message": "Internal error"}'
-    assert report.problems == [f"lists: {error}"] * 2  # for each era
+    assert report.problems == [f"lists: resources/list {error}"] * 2  # for each era
 
 
 async def test_a_stream_that_outlives_its_token_is_found() -> None:

@@ -4,10 +4,14 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
+from mcp.server.mcpserver import MCPServer
 
 from tests.support.command import DEADLINE, tidings
+from tests.support.uvicorn_server import address_of, run_uvicorn
+from tidings import Live
 from tidings.cli.remote import Unreachable, connect
 
 
@@ -59,3 +63,33 @@ async def test_an_answer_that_is_not_mcp_is_a_one_line_error(answer: str) -> Non
             async with asyncio.timeout(DEADLINE), connect(url, None):
                 pass
     assert str(raised.value).isprintable()
+
+
+@pytest.mark.anyio
+async def test_a_server_without_the_modern_era_gets_one_session_and_its_end() -> None:
+    server = MCPServer("old")
+    server.add_tool(lambda: "", name="first")
+    app = Live(server).http_app()
+    requests: list[str] = []
+
+    async def legacy_only(scope: Any, receive: Any, send: Any) -> None:
+        is_modern = any(name == b"mcp-method" for name, _ in scope.get("headers", ()))
+        if scope["type"] == "http":
+            requests.append(scope["method"] if not is_modern else "modern")
+        if is_modern:
+            await send({"type": "http.response.start", "status": 400, "headers": []})
+            await send({"type": "http.response.body", "body": b""})
+        else:
+            await app(scope, receive, send)
+
+    async with run_uvicorn(legacy_only, http="h11") as running:
+        url = f"http://127.0.0.1:{address_of(running)[1]}/mcp"
+        async with asyncio.timeout(DEADLINE), connect(url, None) as remote:
+            await remote.watch([])
+            remote.clear()
+            server.add_tool(lambda: "", name="second")
+            await remote.wait()
+            assert [tool["name"] for tool in (await remote.request("tools/list"))["tools"]] == ["first", "second"]
+            assert not remote.is_lost
+    assert (requests[0], requests.count("modern"), requests[-1]) == ("modern", 1, "DELETE")
+    assert "GET" in requests

@@ -42,6 +42,7 @@ from tidings import (
 from tidings.client import Timing
 from tidings.core.cursor import cursor_json
 from tidings.core.frames import CHANGE_KEY, CURSOR_KEY
+from tidings.wire.methods import LIST_METHODS
 
 pytestmark = pytest.mark.anyio
 
@@ -437,9 +438,6 @@ async def test_a_resumed_list_is_not_fetched_again() -> None:
         assert counting.requests["prompts/list"] == counting.requests["resources/list"] == 0
 
 
-LISTS = ("tools/list", "prompts/list", "resources/list", "resources/templates/list")
-
-
 @asynccontextmanager
 async def mirroring_live(live: Live, era: str = "modern") -> AsyncIterator[tuple[Counter[str], Mirror]]:
     """Serve with Tidings, and connect a mirror; yield the counted requests and the mirror."""
@@ -475,7 +473,7 @@ async def test_changes_of_a_tidings_server_are_applied_without_a_list_request(er
         assert mirror.tools["tool7"] is kept
         assert list(mirror.tools) == sorted(mirror.tools)
         assert mirror.status.state == "fresh"
-        assert not any(requests[method] for method in LISTS)
+        assert not any(requests[method] for method in LIST_METHODS)
         async with Mirror(server) as other:
             assert other.digest == mirror.digest
 

@@ -92,7 +92,7 @@ async def test_streams_end_when_the_server_stops() -> None:
         await events.next()
         served.live.stop()
         with anyio.fail_after(DEADLINE):
-            async for _ in events.lines:
+            async for _ in events.events:
                 pass
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from tests.support.forking import ENVIRONMENT
+from tests.support.messages import LISTS
 from tests.support.sdk_clients import KINDS, MARKER, MODERN, Received, serving, stdio_server
 from tests.typescript.node import needs_node, node
 from tidings.core.frames import CHANGE_KEY, SUBSCRIPTION_KEY
@@ -217,8 +218,7 @@ async def test_modern_client_gets_every_change_and_refreshes_its_lists(kind: str
     with ExitStack() as stack:
         async with watching("client", find_target(kind, transport, stack)) as watcher:
             assert watcher.connected["version"] == MODERN
-            lists = {"toolsListChanged": True, "promptsListChanged": True, "resourcesListChanged": True}
-            assert watcher.connected["honoured"] == lists
+            assert watcher.connected["honoured"] == LISTS
             await follow_every_change(watcher)
             check_items(watcher.received)
             assert all(SUBSCRIPTION_KEY in each["params"]["_meta"] for each in watcher.received)

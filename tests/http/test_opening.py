@@ -16,6 +16,7 @@ import pytest
 from tests.support.faults.wire import Stream
 from tests.support.http_server import RawClient, example_server, serving
 from tests.support.loops import anyio_backend
+from tests.support.messages import LISTS
 from tests.support.sdk_clients import DEADLINE
 from tests.support.waiting import until
 from tidings import Feature, LimitReached, Policy
@@ -26,12 +27,7 @@ __all__ = ["anyio_backend"]
 
 pytestmark = pytest.mark.anyio
 
-EVERYTHING = {
-    "toolsListChanged": True,
-    "promptsListChanged": True,
-    "resourcesListChanged": True,
-    "resourceSubscriptions": ["local://r"],
-}
+EVERYTHING = {**LISTS, "resourceSubscriptions": ["local://r"]}
 
 
 async def response(client: RawClient, request: bytes) -> list[bytes]:

@@ -11,7 +11,7 @@ import mcp_types as types
 import pytest
 from mcp.shared.exceptions import MCPError
 
-from tests.support.messages import initialize
+from tests.support.messages import LISTS, initialize
 from tests.support.sdk_clients import (
     DEADLINE,
     KINDS,
@@ -27,12 +27,7 @@ from tests.support.wire_clients import LegacyWire, Wire, read_answer
 pytestmark = pytest.mark.anyio
 
 VERSION = "2025-11-25"
-EVERYTHING = {
-    "toolsListChanged": True,
-    "promptsListChanged": True,
-    "resourcesListChanged": True,
-    "resourceSubscriptions": ["board://secret", "board://sprint", "board://hidden/*"],
-}
+EVERYTHING = {**LISTS, "resourceSubscriptions": ["board://secret", "board://sprint", "board://hidden/*"]}
 DENY = {"*": ["prompts", "board://secret"], "bob": ["tools", "board://secret", "board://hidden/*"]}
 """By the name of the caller; None for a caller without authentication."""
 ASKS = {"mcpserver": "sync", "lowlevel": "async", "fastmcp": "async"}

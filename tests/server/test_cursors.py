@@ -7,7 +7,8 @@ from typing import Any
 import anyio
 import pytest
 
-from tests.support.cursors import LISTS, SPRINT, WATCHED, change_summaries, position, told
+from tests.support.cursors import SPRINT, WATCHED, change_summaries, position, told
+from tests.support.messages import LISTS
 from tests.support.sdk_clients import DEADLINE, KINDS, LEGACY, MARKER, MODERN, open_client, stdio_server
 from tests.support.wire_clients import Wires
 from tidings.core.frames import CHANGE_KEY, CURSOR_KEY, EXTENSION, FILTER_KEY, REFETCH_KEY, RESUME_KEY, SUBSCRIPTION_KEY

@@ -16,6 +16,7 @@ from tests.support.sdk_clients import DEADLINE
 from tests.support.uvicorn_server import address_of, run_uvicorn
 from tests.support.wire_clients import LegacyWire, Wire
 from tidings import Live
+from tidings.wire.sse import Event, read_events
 
 __all__ = ["MARKER", "ConsoleServer", "Events", "serving_console"]
 
@@ -66,24 +67,20 @@ class ConsoleServer:
     async def events(self) -> AsyncIterator[Events]:
         async with self.http.stream("GET", "/console/api/events") as response:
             assert response.status_code == 200, await response.aread()
-            yield Events(response.aiter_lines())
+            yield Events(read_events(response.aiter_bytes()))
 
 
 @dataclass
 class Events:
     """The stream of events of one page."""
 
-    lines: AsyncIterator[str]
+    events: AsyncIterator[Event]
 
     async def next(self) -> tuple[str, Any]:
         """Return the name and the data of the next event."""
-        name = ""
         with anyio.fail_after(DEADLINE):
-            async for line in self.lines:
-                if line.startswith("event: "):
-                    name = line[7:]
-                elif line.startswith("data: "):
-                    return name, json.loads(line[6:])
+            async for event in self.events:
+                return event.name, json.loads(event.data)
         raise EOFError("the stream ended")
 
     async def until(self, name: str, condition: Any = lambda data: True) -> Any:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.support.messages import LISTS
 from tests.support.sdk_clients import MARKER
 from tests.support.wire_clients import Stream, Wire, read_answer
 from tidings.core.frames import CHANGE_KEY, CURSOR_KEY
 
 SPRINT = "board://sprint"
-LISTS = {"toolsListChanged": True, "promptsListChanged": True, "resourcesListChanged": True}
 WATCHED = {**LISTS, "resourceSubscriptions": [SPRINT, MARKER]}
 
 

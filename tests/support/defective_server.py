@@ -64,6 +64,8 @@ class DefectiveServer:
         """The only version of a legacy session, or nothing to accept each."""
         self.errors: set[str] = set()
         """The methods that are answered with an internal error."""
+        self.page: dict[str, Any] = {}
+        """Further members of the list of resources."""
         self._lists = 0
         self._lock = asyncio.Lock()
 
@@ -106,7 +108,7 @@ class DefectiveServer:
         if method == "tools/list":
             return self.list_tools(caller)
         if method == "resources/list":
-            return {"resources": [{"uri": RESOURCE, "name": "note"}]}
+            return {"resources": [{"uri": RESOURCE, "name": "note"}], **self.page}
         if method == "resources/read":
             return {"contents": [{"uri": RESOURCE, "text": str(self.text)}]}
         if method == "tools/call":

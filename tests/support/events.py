@@ -18,6 +18,7 @@ from tests.support.receiver import Delivery, Receiver, receiving
 from tests.support.tokens import authentication
 from tests.support.uvicorn_server import address_of, run_uvicorn
 from tests.support.waiting import DEADLINE
+from tests.support.wire_clients import read_answer
 from tidings import Live, Policy
 from tidings.webhooks.signature import new_secret
 
@@ -98,10 +99,7 @@ class EventClient:
         headers = modern_headers(method, params) | authorization
         body = json.dumps(modern_message(method, 1, params))  # in ASCII, which can contain a lone surrogate
         response = await self.http.post(self.url, content=body, headers=headers)
-        text = response.text
-        line = next((line[5:] for line in text.splitlines() if line.startswith("data:")), text)
-        answer: dict[str, Any] = json.loads(line)
-        return answer
+        return read_answer(response.text)
 
     async def request(self, method: str, **params: Any) -> dict[str, Any]:
         answer = await self.post(method, **params)

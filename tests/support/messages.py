@@ -9,6 +9,7 @@ __all__ = [
     "ACCEPT_BOTH",
     "INITIALIZED",
     "LATEST_LEGACY",
+    "LISTS",
     "META",
     "MODERN",
     "initialize",
@@ -27,6 +28,8 @@ META = {
 }
 """The `_meta` of every modern request."""
 ACCEPT_BOTH = {"Accept": "application/json, text/event-stream", "Content-Type": "application/json"}
+LISTS = {"toolsListChanged": True, "promptsListChanged": True, "resourcesListChanged": True}
+"""The `notifications` of a listen request for all lists."""
 INITIALIZED = {"jsonrpc": "2.0", "method": "notifications/initialized"}
 
 

@@ -12,17 +12,12 @@ import anyio
 import httpx2
 import pytest
 
-from tests.support.messages import ACCEPT_BOTH, initialize, modern_headers, modern_message
+from tests.support.messages import ACCEPT_BOTH, LISTS, initialize, modern_headers, modern_message
 from tests.support.sdk_clients import DEADLINE, Received
 
 __all__ = ["EVERYTHING", "LegacyWire", "Stream", "Wire", "Wires", "http", "read_answer"]
 
-EVERYTHING = {
-    "toolsListChanged": True,
-    "promptsListChanged": True,
-    "resourcesListChanged": True,
-    "resourceSubscriptions": ["board://sprint"],
-}
+EVERYTHING = {**LISTS, "resourceSubscriptions": ["board://sprint"]}
 """The `notifications` of a listen request for all topics of a board."""
 
 

@@ -23,7 +23,7 @@ async def test_pages_that_never_end_are_an_error_and_an_empty_cursor_is_the_end(
         return sum([len(page["tools"]) async for page in read_pages("tools/list", request)])
 
     assert await read("a", "b", "") == 30
-    with pytest.raises(TidingsError, match="never end; it sent 'a' twice"):
+    with pytest.raises(TidingsError, match="tools/list never ends; the server sent the cursor 'a' twice"):
         await read("a", "b", "a")
     with pytest.raises(TidingsError, match="more than"):
         await read(*map(str, range(paging.MAX_PAGES + 1)))

@@ -19,8 +19,8 @@ import pytest
 from tests.support.loops import anyio_backend
 from tests.support.shared_pipe import SharedPipe
 from tests.support.waiting import DEADLINE
-from tidings.workspace import process
-from tidings.workspace.process import CannotStart, Outcome, run_process
+from tidings.runtime.child import STDERR_TAIL, CannotStart
+from tidings.workspace.process import Outcome, run_process
 
 GRACE = 0.2
 TIMEOUTS = (0.1, 1.0, 5.0, DEADLINE)  # seconds; the first is enough for a shell script on an idle machine
@@ -28,11 +28,6 @@ TIMEOUTS = (0.1, 1.0, 5.0, DEADLINE)  # seconds; the first is enough for a shell
 __all__ = ["anyio_backend"]
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture(autouse=True)
-def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "GRACE", GRACE)
 
 
 def write_script(folder: Path, text: str, name: str = "tool.sh") -> str:
@@ -58,15 +53,16 @@ async def run(folder: Path, text: str, *arguments: str, **options: Any) -> Outco
         "cwd": folder,
         "timeout": DEADLINE,
         "max_output": 1 << 20,
+        "grace": GRACE,
     }
     async with asyncio.timeout(2 * DEADLINE):
         return await run_process([write_script(folder, text), *arguments], **defaults | options)
 
 
-async def run_until_timeout(folder: Path, text: str) -> Outcome:
+async def run_until_timeout(folder: Path, text: str, grace: float = GRACE) -> Outcome:
     """Run until a timeout that is long enough for the tool to print something."""
     for timeout in TIMEOUTS:
-        outcome = await run(folder, text, timeout=timeout)
+        outcome = await run(folder, text, timeout=timeout, grace=grace)
         assert outcome.is_timeout
         assert outcome.status is None
         if outcome.stdout:
@@ -199,7 +195,7 @@ async def test_only_the_end_of_stderr_is_kept(tmp_path: Path, get_peak: Callable
 
     assert (outcome.status, outcome.stdout) == (0, b"fine\n")
     assert outcome.stderr.endswith(b"the end\n")
-    assert len(outcome.stderr) == process.STDERR_TAIL
+    assert len(outcome.stderr) == STDERR_TAIL
     assert get_peak() < 4 << 20
 
 
@@ -219,13 +215,11 @@ async def test_progress_restarts_the_timeout_up_to_a_limit(tmp_path: Path) -> No
     assert outcome.is_idle
 
 
-async def test_timeout_stops_the_tool_and_keeps_its_output(
-    tmp_path: Path, pipe: SharedPipe, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(process, "GRACE", DEADLINE)  # it handles SIGTERM
+async def test_timeout_stops_the_tool_and_keeps_its_output(tmp_path: Path, pipe: SharedPipe) -> None:
     text = f"exec 9>{pipe.path}; trap 'echo bye; exit 0' TERM; echo hello; sleep 1000 & wait"
 
-    assert (await run_until_timeout(tmp_path, text)).stdout == b"hello\nbye\n"
+    outcome = await run_until_timeout(tmp_path, text, grace=DEADLINE)  # it handles SIGTERM
+    assert outcome.stdout == b"hello\nbye\n"
     assert pipe.has_ended
 
 
@@ -247,9 +241,9 @@ async def test_child_that_outlives_the_tool_is_killed(tmp_path: Path, pipe: Shar
     assert pipe.has_ended
 
 
-async def test_output_of_a_child_after_the_exit_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "LINGER", DEADLINE)  # the end of the pipe ends the wait
-    outcome = await run(tmp_path, "(until [ -e go ]; do :; done; echo late) & touch go; echo early; exit 0")
+async def test_output_of_a_child_after_the_exit_is_kept(tmp_path: Path) -> None:
+    text = "(until [ -e go ]; do :; done; echo late) & touch go; echo early; exit 0"
+    outcome = await run(tmp_path, text, linger=DEADLINE)  # the end of the pipe ends the wait
 
     assert sorted(outcome.stdout.split()) == [b"early", b"late"]
 
@@ -297,13 +291,10 @@ async def test_cancellation_stops_the_group(tmp_path: Path, pipe: SharedPipe) ->
     assert pipe.has_ended
 
 
-async def test_second_cancellation_kills_the_group_immediately(
-    tmp_path: Path, pipe: SharedPipe, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_second_cancellation_kills_the_group_immediately(tmp_path: Path, pipe: SharedPipe) -> None:
     """The event loop may be about to close."""
     before = count_descriptors()
-    task = await start_ignoring_sigterm(tmp_path)
-    monkeypatch.setattr(process, "GRACE", 2 * DEADLINE)
+    task = await start_ignoring_sigterm(tmp_path, grace=2 * DEADLINE)
     await cancel_twice(task)
 
     assert count_descriptors() == before
@@ -362,12 +353,12 @@ async def test_without_pidfd_a_thread_waits(tmp_path: Path, pipe: SharedPipe, mo
 async def test_process_that_can_not_be_watched_is_killed(
     tmp_path: Path, pipe: SharedPipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(run: object) -> None:
+    def fail(pid: int, flags: int = 0) -> int:
         with pipe.path.open("rb"):  # blocks until the tool has started
             raise RuntimeError("can't start new thread")
 
     before = count_descriptors()
-    monkeypatch.setattr(process._Run, "_watch_exit", fail)
+    monkeypatch.setattr(os, "pidfd_open", fail, raising=False)
     with pytest.raises(RuntimeError, match="new thread"):
         await run(tmp_path, IGNORES_SIGTERM, on_line=print, stdin=b"x")
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from tidings.check.run import Listener, Run
 from tidings.core.model import Feature
-from tidings.wire.http import LegacyHttp
+from tidings.wire.http import HttpSession
 from tidings.wire.methods import LIST_METHODS
 from tidings.wire.session import Session, Stream
 
@@ -50,7 +50,7 @@ async def open_listen_streams(run: Run) -> None:
     if features:
         # Another connection, which may lead to another replica. A string is as good an id as a number.
         other = await run.open("modern") if run.is_http else run.modern
-        await other.lists()
+        await run.lists(other)
         narrow = await other.listen({f"{features[0].value}ListChanged": True}, "check-narrow")
         if narrow.acknowledgement is not None:
             run.listeners.append(Listener(other, narrow))
@@ -107,8 +107,8 @@ async def open_legacy_streams(run: Run) -> None:
     elif not promised:
         run.skip(["get-stream"], "the server promises legacy sessions no notifications")
     for session in sessions:
-        await session.lists()
-        if isinstance(session, LegacyHttp):
+        await run.lists(session)
+        if isinstance(session, HttpSession):
             await session.open_stream()
             if not _is_open(session.inbox) and promised:
                 answered = f"answered with {session.inbox.status}" if session.inbox.status else "not answered"

@@ -13,7 +13,7 @@ import httpx2
 
 from tidings.check.run import Run
 from tidings.core.model import Feature
-from tidings.wire.http import HttpSession, LegacyHttp
+from tidings.wire.http import HttpSession
 from tidings.wire.session import Frame, Session, Unanswered
 from tidings.wire.stdio import StdioSession
 
@@ -38,13 +38,13 @@ _BLOCKED = 1.0
 async def check_sessions(run: Run) -> None:
     if not run.is_http:
         run.skip(["unknown-session"], "the target is a stdio server")
-    elif not isinstance(run.legacy, LegacyHttp):
+    elif run.legacy is None:
         run.skip(["unknown-session"], run.missing["legacy"])
-    elif run.legacy.session_id is None:
+    elif isinstance(run.legacy, HttpSession) and run.legacy.session_id is None:
         run.skip(["unknown-session"], "the server is stateless: it gives no session ids")
     else:
         ended = await run.open("legacy")
-        assert isinstance(ended, LegacyHttp)
+        assert isinstance(ended, HttpSession)
         assert ended.session_id is not None
         deleted = await ended.status_of("DELETE", ended.session_id)
         ids = {"unknown": uuid.uuid4().hex}
@@ -77,13 +77,13 @@ async def check_slow_reader(run: Run) -> None:
 async def _check_slow_pipe(run: Run, session: StdioSession, method: str) -> None:
     """Send requests without reading, then read all responses."""
     sent = run.transcript.record(session.channel, "sent", f"{_UNREAD_PIPE} × {method} with long ids, nothing is read")
-    session.pause()
+    session.set_reading(False)
     answers: list[asyncio.Future[Frame]] = []
     with suppress(TimeoutError):
         for number in range(_UNREAD_PIPE):
             async with asyncio.timeout(_BLOCKED):
                 answers.append(await session.send_unrecorded(method, _long_id(number)))
-    session.resume()
+    session.set_reading(True)
     done, pending = await asyncio.wait(answers, timeout=2 * run.options.timeout)
     failed = [answer for answer in done if answer.exception() is not None]
     if pending or failed:
@@ -196,7 +196,7 @@ async def check_expiry(run: Run) -> None:
         stream = await session.listen({f"{feature.value}ListChanged": True for feature in Feature})
         is_open = stream.acknowledgement is not None and not stream.is_ended
     else:
-        assert isinstance(session, LegacyHttp)
+        assert isinstance(session, HttpSession)
         stream = session.inbox
         await session.open_stream()
         is_open = stream.status == 200

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from tidings.check.listing import Listing
 from tidings.check.run import Run
-from tidings.wire.session import Frame, Listing, Session
+from tidings.wire.session import Frame, Session
 
 __all__ = ["check_cache_hints", "check_order", "check_public"]
 
@@ -17,12 +18,12 @@ async def check_order(run: Run) -> None:
     """Compare the lists of several sessions. On stdio, each session is a new process."""
     listings: list[tuple[Session, dict[str, Listing]]] = list(run.before.items())
     for first in run.sessions:
-        listings += [(first, await first.lists()) for _ in range(2)]
+        listings += [(first, await run.lists(first)) for _ in range(2)]
         other = await run.open(first.era)
-        listings.append((other, await other.lists()))
+        listings.append((other, await run.lists(other)))
         for url in run.options.replicas:
             replica = await run.open(first.era, url=url)
-            listings.append((replica, await replica.lists()))
+            listings.append((replica, await run.lists(replica)))
     for method in dict.fromkeys(method for _, found in listings for method in found):
         first_session, first_lists = next(each for each in listings if method in each[1])
         expected = first_lists[method]
@@ -48,8 +49,7 @@ async def check_cache_hints(run: Run) -> None:
         answers["resources/read"] = [await run.modern.request("resources/read", uri=run.uris[0])]
     for method, frames in answers.items():
         for frame in frames:
-            result = frame.message.get("result")
-            if isinstance(result, dict) and (problem := _find_problem(result)):
+            if frame.result is not None and (problem := _find_problem(frame.result)):
                 run.report.add("cache-hints", f"the result of {method} has {problem}", [frame])
     run.passed("cache-hints")
 
@@ -72,7 +72,7 @@ async def check_public(run: Run) -> None:
         return
     first = run.before[run.modern]
     other = await run.open("modern", token=run.options.second_token)
-    for method, listing in (await other.lists()).items():
+    for method, listing in (await run.lists(other)).items():
         for mine, theirs in zip(first[method].pages if method in first else (), listing.pages, strict=False):
             if (_is_public(mine) or _is_public(theirs)) and _content(mine) != _content(theirs):
                 message = f"{method} is public, and the two tokens get different results"
@@ -81,10 +81,9 @@ async def check_public(run: Run) -> None:
 
 
 def _is_public(frame: Frame) -> bool:
-    result = frame.message.get("result")
-    return isinstance(result, dict) and result.get("cacheScope") == "public"
+    return (frame.result or {}).get("cacheScope") == "public"
 
 
 def _content(frame: Frame) -> dict[str, Any]:
     """Return the members of the result that must be equal for two callers. A cursor may differ."""
-    return {name: value for name, value in frame.message["result"].items() if name not in _NOT_COMPARED}
+    return {name: value for name, value in (frame.result or {}).items() if name not in _NOT_COMPARED}

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from tidings.check.listing import Listing, read_content
 from tidings.check.run import Listener, Run
 from tidings.core.frames import ACKNOWLEDGED_METHOD
 from tidings.core.model import Feature
-from tidings.wire.http import LegacyHttp
+from tidings.wire.http import HttpSession
 from tidings.wire.methods import LIST_CHANGED, LIST_METHODS
-from tidings.wire.session import Frame, Listing, Stream
+from tidings.wire.session import Frame, Stream
 
 __all__ = ["changed_features", "check_frames", "check_unchanged"]
 
@@ -38,7 +39,7 @@ async def check_unchanged(run: Run) -> None:
     await asyncio.sleep(run.options.quiet_time)
     after = await _read_lists(run)
     changed = {session: changed_features(before, after[session]) for session, before in run.before.items()}
-    contents = {uri: await run.sessions[0].read(uri) for uri in run.contents}
+    contents = {uri: await read_content(run.sessions[0], uri) for uri in run.contents}
     for listener in [*run.listeners, *again]:
         # Another session of the same era has the same lists, unless the server changes them at that moment.
         reference = next(session for session in run.sessions if session.era == listener.session.era)
@@ -52,7 +53,7 @@ async def check_unchanged(run: Run) -> None:
                 continue  # some servers tell each new session once, for clients that wait for it
             feature = LIST_CHANGED.get(frame.method)
             uri = frame.uri
-            if feature is not None and frame.time < listener.session.fetched.get(feature, frame.time):
+            if feature is not None and frame.time < run.fetched.get((listener.session, feature), frame.time):
                 continue  # the client has not fetched the list yet, so it has nothing that could be out of date
             if feature is not None and feature not in changed[reference]:
                 message = f"{frame.method} {occasion}, and the list is the same as before"
@@ -72,13 +73,15 @@ async def _reconnect(run: Run) -> list[Listener]:
         session, stream = listener
         if session is run.modern:
             again.append(Listener(session, await session.listen(stream.requested)))
-        elif isinstance(session, LegacyHttp) and session is not run.legacy and not await session.reopen_stream():
+        elif session.era == "modern" or session is run.legacy or not isinstance(session, HttpSession):
+            continue
+        elif not await session.reopen_stream():
             run.listeners.remove(listener)
     return again
 
 
 async def _read_lists(run: Run) -> dict[Any, dict[str, Listing]]:
-    return {session: await session.lists() for session in run.sessions}
+    return {session: await run.lists(session) for session in run.sessions}
 
 
 def changed_features(before: dict[str, Listing], after: dict[str, Listing]) -> set[Feature]:

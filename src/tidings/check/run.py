@@ -8,12 +8,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from tidings.check.listing import Listing, Refused, read_content, read_lists
 from tidings.check.report import Report
+from tidings.check.transcript import Transcript
 from tidings.core.model import Feature
 from tidings.core.redact import one_line
 from tidings.errors import Disconnected
-from tidings.wire.http import LegacyHttp, ModernHttp
-from tidings.wire.session import LEGACY, MODERN, Era, Listing, Refused, Session, Stream, Transcript, Unanswered
+from tidings.wire.http import HttpSession
+from tidings.wire.methods import LIST_METHODS
+from tidings.wire.session import LEGACY, MODERN, Era, Session, Stream, Unanswered
 from tidings.wire.stdio import StdioSession
 
 __all__ = ["CheckOptions", "Listener", "Run"]
@@ -82,7 +85,9 @@ class Run:
         """The contents of those resources that are the same whenever they are read."""
         self._counts: dict[str, int] = {}
         self._refused: dict[Era, set[str]] = {}
-        """For each era, `Session.refused`: all its sessions share it."""
+        """For each era, the list requests that the server answered with an error when the check began."""
+        self.fetched: dict[tuple[Session, Feature], float] = {}
+        """The time of the first answer to a list request. Before it, the client knows no list."""
 
     async def __aenter__(self) -> Run:
         return self
@@ -105,19 +110,18 @@ class Run:
         options = self.options
         self._counts[era] = self._counts.get(era, 0) + 1
         channel = f"{era} session {self._counts[era]}"
-        session: ModernHttp | LegacyHttp | StdioSession
+        session: Session
+        common: dict[str, Any] = {"client": "tidings-check", "channel": channel, "record": self.transcript.record}
         if isinstance(options.target, str):
             headers = dict(options.headers)
             if (bearer := token or options.token) is not None:
                 headers["Authorization"] = f"Bearer {bearer}"
-            kind = ModernHttp if era == "modern" else LegacyHttp
-            session = kind(channel, self.transcript, options.timeout, url or options.target, headers)
+            session = HttpSession(url or options.target, era, options.timeout, headers=headers, **common)
         else:
-            session = StdioSession(channel, self.transcript, options.timeout, options.target, era)
-        session.refused = self._refused.setdefault(era, set())
+            session = StdioSession(options.target, era, options.timeout, **common)
         self.opened.append(session)
         await session.open()
-        if session.discovery is not None and not isinstance(session.discovery.message.get("result"), dict):
+        if session.discovery is not None and session.discovery.result is None:
             raise Unanswered(one_line(f"it answered {json.dumps(session.discovery.content)}", 200))
         return session
 
@@ -148,17 +152,25 @@ class Run:
         listing = self.before[self.sessions[0]].get("resources/list")
         self.uris = list(self.options.uris) or (listing.keys[:_MAX_URIS] if listing else [])
         for uri in self.uris:
-            first, second = [await self.sessions[0].read(uri) for _ in range(2)]
+            first, second = [await read_content(self.sessions[0], uri) for _ in range(2)]
             if first is not None and first == second:
                 self.contents[uri] = first
+
+    async def lists(self, session: Session) -> dict[str, Listing]:
+        """Read the lists of all features that the server declares, except for those that it refused."""
+        found = await read_lists(session, self._refused.get(session.era, ()))
+        for method, listing in found.items():
+            if listing.pages:
+                self.fetched.setdefault((session, LIST_METHODS[method].feature), listing.pages[0].time)
+        return found
 
     async def _read_known_lists(self, session: Session) -> dict[str, Listing]:
         """Read the lists of a first session. Later sessions of its era do not ask for those that it is refused."""
         while True:
             try:
-                return await session.lists()
+                return await self.lists(session)
             except Refused as error:
-                session.refused.add(error.method)
+                self._refused.setdefault(session.era, set()).add(error.method)
                 self.report.problems.append(f"lists: {error}")
 
     def skip(self, rules: Sequence[str], reason: str) -> None:

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
-import signal
 import subprocess
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from tidings.check.listing import Listing, read_content, read_list
 from tidings.check.notifications import changed_features
 from tidings.check.run import Listener, Run
 from tidings.core.model import UPDATED_METHOD, Feature
 from tidings.core.redact import one_line
 from tidings.errors import TidingsError
-from tidings.wire.session import Frame, Listing, Session, Unanswered
+from tidings.runtime.child import Child
+from tidings.wire.session import Frame, Session, Unanswered
 
 __all__ = ["check_trigger"]
 
@@ -82,8 +82,8 @@ class _Round:
     async def start(cls, run: Run) -> _Round:
         round_ = cls(run, [each for each in run.listeners if not each.stream.is_ended])
         for session in round_.sessions:
-            round_.before[session] = await session.lists()
-            round_.contents[session] = {uri: await session.read(uri) for uri in run.contents}
+            round_.before[session] = await run.lists(session)
+            round_.contents[session] = {uri: await read_content(session, uri) for uri in run.contents}
         round_.positions = {index: len(each.stream.frames) for index, each in enumerate(round_.listeners)}
         return round_
 
@@ -103,15 +103,14 @@ class _Round:
         # A process on stdio has a state of its own, so the tool runs in each.
         for session in self.sessions if not self.run.is_http else self.sessions[:1]:
             answer = await session.request("tools/call", name=tool, arguments=arguments)
-            result = answer.message.get("result")
-            if not isinstance(result, dict) or result.get("isError"):
+            if answer.result is None or answer.result.get("isError"):
                 raise TidingsError(f"--trigger: the tool {tool} failed: {one_line(json.dumps(answer.content), 200)}")
 
     async def read_state(self) -> None:
         for session in self.sessions:
-            self.after[session] = await session.lists()
+            self.after[session] = await self.run.lists(session)
             before = self.contents[session]
-            now = {uri: await session.read(uri) for uri in before}
+            now = {uri: await read_content(session, uri) for uri in before}
             self.changed_uris[session] = {uri for uri in before if before[uri] != now[uri]}
 
     def changed(self, session: Session) -> set[Feature]:
@@ -208,7 +207,7 @@ async def _call_new_tools(run: Run, round_: _Round) -> int:
             task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
     session = first[0].session
-    listing = await session.list("tools/list")
+    listing = await read_list(session, "tools/list")
     known = round_.before[session].get("tools/list", Listing({})).items
     added = [name for name in listing.keys if name not in known][:_MAX_CALLS]
     for name in added:
@@ -281,16 +280,10 @@ def _find_tool(trigger: str, lists: Mapping[Session, dict[str, Listing]]) -> tup
 
 
 async def _run_command(command: str) -> None:
-    process = await asyncio.create_subprocess_shell(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True
+    child = await Child.start(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=None, kills_rest=False
     )
-    try:
-        status = await process.wait()
-    except asyncio.CancelledError:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        await process.wait()
-        raise
+    status = await child.wait()
     if status:
         hint = f"; the server has no tool {command.split()[0]}" if status == _NO_COMMAND else ""
         raise TidingsError(f"--trigger: the command ended with status {status}{hint}")

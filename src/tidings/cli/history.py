@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable
-from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -142,11 +141,11 @@ async def _print_from_server(url: str, token: str | None, pages: _Pages, follow:
 
     while True:
         try:
-            async with connect(url, token) as remote, AsyncExitStack() as stack:
+            async with connect(url, token) as remote:
                 if follow:
-                    await stack.enter_async_context(remote.watch([pages.params.get("uri", "**")]))
+                    await remote.watch([pages.params.get("uri", "**")])
                 while not remote.is_lost:
-                    remote.changed.clear()
+                    remote.clear()
                     found = await _request_changes(remote, pages.params)
                     if not pages.print(*found, "Another server answers at this URL"):
                         continue

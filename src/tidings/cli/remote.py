@@ -1,38 +1,38 @@
 """A connection to a running server, for commands that are clients. It supports modern and legacy servers.
 
-Import this module only when a command connects, because it imports the SDK.
+Import this module only when a command connects: the HTTP client takes a while to import.
 """
 
 from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Coroutine, Mapping
+from contextlib import asynccontextmanager, suppress
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import httpx2
-import mcp_types as types
+import msgspec
 import typer
-from mcp.client.client import Client
-from mcp.client.streamable_http import streamable_http_client
-from mcp.client.subscriptions import SubscriptionLost
-from mcp.shared.exceptions import MCPError
-from mcp_types.version import MODERN_PROTOCOL_VERSIONS
-from pydantic import RootModel
 
 from tidings.cli.auth import TOKEN_VARIABLE
+from tidings.core.model import Feature
 from tidings.core.redact import one_line
-from tidings.errors import TidingsError
+from tidings.errors import TidingsError, first_error
 from tidings.runtime.shutdown import exit_process
+from tidings.wire.http import HttpSession
+from tidings.wire.session import Era, Stream, Unanswered, as_dict
 
-__all__ = ["Remote", "Unreachable", "bearer_headers", "check_url", "connect", "make_http_client", "run"]
+__all__ = ["Remote", "Unreachable", "bearer_headers", "check_url", "connect", "run"]
 
 Result = TypeVar("Result")
 
 _TIMEOUT = 20.0
 """Seconds for one answer."""
+
+_ERAS: tuple[Era, ...] = ("modern", "legacy")
+_METHOD_NOT_FOUND = -32601
 
 _CLOSE_TIMEOUT = 2.0
 """Seconds for an interrupted command to close its connections."""
@@ -52,7 +52,7 @@ def run(work: Coroutine[Any, Any, Result], close_timeout: float = _CLOSE_TIMEOUT
     except (KeyboardInterrupt, asyncio.CancelledError):
         raise typer.Exit(130) from None
     except BaseExceptionGroup as group:
-        raise next(_flatten(group)) from None
+        raise first_error(group) from None
 
 
 async def _cancel_on_interrupt(work: Coroutine[Any, Any, Result], close_timeout: float) -> Result:
@@ -73,116 +73,91 @@ async def _cancel_on_interrupt(work: Coroutine[Any, Any, Result], close_timeout:
 class Remote:
     """A connection to a server."""
 
-    def __init__(self, url: str, client: Client) -> None:
+    def __init__(self, url: str, session: HttpSession) -> None:
         self._url = url
-        self._client = client
-        self.changed = asyncio.Event()
-        """Set on each notification, and when the stream of notifications ends."""
-        self.is_lost = False
-        """Whether that stream has ended."""
+        self._session = session
+        self._stream: Stream | None = None
         self._is_granted_all = True
-        """Whether the server granted all URIs of `watch`."""
+        """Whether the server sends notifications of all URIs of `watch`."""
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the stream of notifications has ended."""
+        return self._stream is not None and self._stream.is_ended
 
     async def request(self, method: str, **params: Any) -> dict[str, Any]:
         """Send any request and return its result."""
-        request: Any = types.Request[dict[str, Any], str](method=method, params=params)
+        given = {name: value for name, value in params.items() if value is not None}
         try:
-            async with asyncio.timeout(_TIMEOUT):
-                answer = await self._client.session.send_request(request, RootModel[dict[str, Any]])
-        except TimeoutError:
-            raise Unreachable(f"{self._url} did not answer within {_TIMEOUT:g} s") from None
-        except MCPError as error:
-            if error.code == types.METHOD_NOT_FOUND:
-                raise TidingsError(
-                    f"{self._url} does not support {method}; it runs without Tidings, or with an older version"
-                ) from None
-            if error.code == types.CONNECTION_CLOSED:
-                raise Unreachable(f"{self._url} closed the connection") from None
-            raise TidingsError(f"{self._url}: {one_line(error.message)}") from None
-        return answer.root
+            frame = await self._session.request(method, **msgspec.to_builtins(given))
+        except Unanswered as error:
+            raise Unreachable(f"{self._url}: {error}") from None
+        refusal = as_dict(frame.message.get("error"))
+        if refusal.get("code") == _METHOD_NOT_FOUND:
+            raise TidingsError(
+                f"{self._url} does not support {method}; it runs without Tidings, or with an older version"
+            )
+        if frame.result is None:
+            raise TidingsError(f"{self._url}: {one_line(str(refusal.get('message')))}")
+        return frame.result
 
-    @asynccontextmanager
-    async def watch(self, uris: list[str]) -> AsyncIterator[None]:
-        """Set `changed` on each change of a list, and of these URIs if the server grants them."""
-        async with AsyncExitStack() as stack:
-            if self._client.protocol_version in MODERN_PROTOCOL_VERSIONS:
-                listening = self._client.listen(
-                    tools_list_changed=True,
-                    prompts_list_changed=True,
-                    resources_list_changed=True,
-                    resource_subscriptions=uris,
-                )
-                subscription = await stack.enter_async_context(listening)
-                granted = subscription.honored
-                self._is_granted_all = set(uris) <= set(granted.resource_subscriptions or ())
-                # A stream without any granted topic ends immediately, although the server still runs.
-                if any(value for _, value in granted):
-                    task = asyncio.create_task(self._listen(subscription))
-                    stack.callback(task.cancel)
-            else:
-                # A legacy session gets notifications of lists without a subscription.
-                for uri in uris:
-                    try:
-                        await self.request("resources/subscribe", uri=uri)
-                    except TidingsError:  # denied, or the server supports no patterns
-                        self._is_granted_all = False
-            yield
+    async def watch(self, uris: list[str]) -> None:
+        """Ask for a notification of each change of a list, and of these URIs if the server grants them."""
+        if self._session.era == "modern":
+            everything = {f"{feature.value}ListChanged": True for feature in Feature}
+            stream = await self._session.listen({**everything, "resourceSubscriptions": uris})
+            self._is_granted_all = set(uris) <= set(stream.granted.get("resourceSubscriptions") or ())
+            # A stream without any granted topic ends immediately, although the server still runs.
+            is_open = any(stream.granted.values())
+        else:
+            # A legacy session gets notifications of lists without a subscription.
+            await self._session.open_stream()
+            stream = self._session.inbox
+            is_open = stream.status == 200
+            for uri in uris:
+                try:
+                    await self.request("resources/subscribe", uri=uri)
+                except TidingsError:  # denied, or the server supports no patterns
+                    self._is_granted_all = False
+        self._stream = stream if is_open else None
+
+    def clear(self) -> None:
+        """Forget the notifications that have arrived."""
+        if self._stream is not None:
+            self._stream.frames.clear()
 
     async def wait(self) -> None:
         """Wait for a notification, or for at most `_POLL` if the server sends no notification of some changes."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(None if self._is_granted_all else _POLL):
-                await self.changed.wait()
-
-    async def _listen(self, events: Any) -> None:
-        with suppress(SubscriptionLost):
-            async for _ in events:
-                self.changed.set()
-        self.is_lost = True
-        self.changed.set()
+        if (stream := self._stream) is None:
+            await asyncio.sleep(_POLL)
+        else:
+            limit = None if self._is_granted_all else _POLL
+            await stream.until(lambda: stream.frames or stream.is_ended, limit)
 
 
 @asynccontextmanager
 async def connect(url: str, token: str | None, headers: Mapping[str, str] | None = None) -> AsyncIterator[Remote]:
-    last_status: int | None = None
-
-    async def save_status(response: httpx2.Response) -> None:
-        nonlocal last_status
-        last_status = response.status_code
-
-    remote: Remote | None = None
-
-    async def on_message(message: object) -> None:
-        if remote is not None:
-            remote.changed.set()
-
+    """Connect in the modern era, or else in the legacy one."""
     check_url(url)
     headers = bearer_headers(token) | dict(headers or {})
-    http = make_http_client(
-        headers=headers, timeout=httpx2.Timeout(_TIMEOUT, read=None), event_hooks={"response": [save_status]}
-    )
-    try:
-        async with (
-            http,
-            Client(streamable_http_client(url, http_client=http), cache=None, message_handler=on_message) as client,
-        ):
-            remote = Remote(url, client)
-            yield remote
-    except BaseException as error:
-        if remote is not None:
-            raise
-        for each in _flatten(error):
-            # ValueError: the SDK can't decode the answer. RuntimeError: its protocol version is unknown.
-            if isinstance(each, httpx2.HTTPError | OSError | MCPError | ValueError | RuntimeError):
-                raise _explain(url, each, last_status, has_token=bool(token)) from None
-        raise
-
-
-def make_http_client(**options: Any) -> httpx2.AsyncClient:
-    try:
-        return httpx2.AsyncClient(**options)
-    except (ValueError, ImportError) as error:
-        raise TidingsError(f"the proxy that the environment names can't be used: {error}") from None
+    problem, status = "", 0
+    for era in _ERAS:
+        async with HttpSession(url, era, _TIMEOUT, headers=headers) as session:
+            try:
+                await session.open()
+                problem = f"it did not answer {session.opening} as MCP demands"
+            except Unanswered as error:
+                problem = str(error)
+            if session.is_supported:
+                try:
+                    yield Remote(url, session)
+                finally:
+                    await session.end()
+                return
+            status = session.status
+        if not status or status in (401, 403) or status >= 500:
+            break  # no other era helps
+    raise _explain(url, problem, status, has_token=bool(token))
 
 
 def bearer_headers(token: str | None) -> dict[str, str]:
@@ -199,21 +174,12 @@ def check_url(url: str) -> None:
         raise TidingsError(f"{url} is not a URL of a server; give one like http://127.0.0.1:8765/mcp")
 
 
-def _explain(url: str, error: Exception, status: int | None, *, has_token: bool) -> TidingsError:
+def _explain(url: str, problem: str, status: int, *, has_token: bool) -> TidingsError:
     if status in (401, 403):
         refusal = "does not accept this token" if has_token else "requires a token"
         return TidingsError(f"{url} {refusal}; give one with --auth-token-file FILE, or {TOKEN_VARIABLE}")
-    if status is not None and status >= 500:  # for example a proxy whose server is down
+    if status >= 500:  # for example a proxy whose server is down
         return Unreachable(f"{url} answered {status}; the server is not available at the moment")
-    if status is not None and status >= 400:
+    if status >= 400:
         return TidingsError(f"{url} answered {status}: this is not an MCP endpoint; the usual path is /mcp")
-    return Unreachable(f"{url} can't be reached: {one_line(str(error) or type(error).__name__, 200)}")
-
-
-def _flatten(error: BaseException) -> Iterator[BaseException]:
-    """Yield the errors in an exception group, or the error itself."""
-    if isinstance(error, BaseExceptionGroup):
-        for each in error.exceptions:
-            yield from _flatten(each)
-    else:
-        yield error
+    return Unreachable(f"{url} can't be reached: {problem}")

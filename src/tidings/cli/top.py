@@ -109,10 +109,11 @@ async def _overviews(url: str, token: str | None) -> AsyncIterator[dict[str, Any
     import httpx2
     import msgspec
 
-    from tidings.cli.remote import Unreachable, bearer_headers, make_http_client
+    from tidings.cli.remote import Unreachable, bearer_headers
+    from tidings.wire.http import make_http_client
 
     try:
-        async with make_http_client(headers=bearer_headers(token), timeout=_READ_TIMEOUT) as http:
+        async with make_http_client(url, headers=bearer_headers(token), timeout=_READ_TIMEOUT) as http:
             response = await http.get(f"{url}/api/overview")
             _check(url, response.status_code, response.text, has_token=bool(token))
             overview = msgspec.json.decode(response.content, type=dict[str, Any])

@@ -17,7 +17,7 @@ from tidings.client.namespace import Owner, check_server_names, name_items, name
 from tidings.client.snapshot import KEYS, ListName, Snapshot
 from tidings.client.timing import Timing
 from tidings.client.transport import Target
-from tidings.errors import NotFound
+from tidings.errors import NotFound, first_error
 
 __all__ = ["MirrorGroup"]
 
@@ -90,7 +90,7 @@ class MirrorGroup(ChangingLists):
                     for mirror in self.mirrors.values():
                         opening.create_task(opened.enter_async_context(mirror))
             except BaseExceptionGroup as group:
-                raise group.exceptions[0] from None
+                raise first_error(group) from None
             for name, mirror in self.mirrors.items():
                 self._update(name, mirror.snapshot())
                 self._tasks.append(asyncio.create_task(self._follow(name, mirror)))

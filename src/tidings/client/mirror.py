@@ -35,7 +35,7 @@ from tidings.core.frames import CHANGE_KEY, CURSOR_KEY, DELETED_METHOD
 from tidings.core.model import UPDATED_METHOD, Feature, Topic, Version
 from tidings.core.patterns import Match, compile_pattern, is_pattern
 from tidings.core.redact import one_line
-from tidings.errors import Disconnected, NotFound, NotSupported, TidingsError
+from tidings.errors import Disconnected, NotFound, NotSupported, TidingsError, first_error
 from tidings.wire.methods import LIST_CHANGED
 
 __all__ = ["Mirror", "Status"]
@@ -300,7 +300,7 @@ class Mirror(ChangingLists):
                 ) as connection:
                     await self._follow(connection)
             except Exception as error:
-                self._reason = _message(_first(error))
+                self._reason = _message(first_error(error))
             if self._is_closed:
                 return  # a transport that fails while it is closed replaces the cancellation by its error
             if not self._started.done():
@@ -431,10 +431,3 @@ def _is_same_or_below(subscribed: str) -> Match:
 
 def _message(error: BaseException) -> str:
     return one_line(str(error) or type(error).__name__, 200)
-
-
-def _first(error: BaseException) -> BaseException:
-    """Return the first error in an exception group, or the error itself."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error

@@ -9,6 +9,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Any, Protocol, TypeAlias
 
 import anyio
@@ -18,6 +19,7 @@ from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp.client.streamable_http import streamable_http_client
 
 from tidings.errors import TidingsError
+from tidings.wire.http import make_http_client
 
 __all__ = ["Observer", "Target", "describe", "make_client", "observe"]
 
@@ -78,7 +80,7 @@ def observe(server: Any, headers: Mapping[str, str] | None, observer: Observer) 
 @asynccontextmanager
 async def _http_transport(url: str, headers: Mapping[str, str] | None, observer: Observer) -> AsyncIterator[Any]:
     async with (
-        _ObservedHttpClient(observer, headers=headers, timeout=_TIMEOUT) as http,
+        make_http_client(url, partial(_ObservedHttpClient, observer), headers=headers, timeout=_TIMEOUT) as http,
         streamable_http_client(url, http_client=http) as streams,
     ):
         yield streams

@@ -5,7 +5,7 @@ It is the innermost middleware, so the user's own middleware sees the lists and 
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 from mcp.server import ServerRequestContext
@@ -21,14 +21,11 @@ from tidings.core.model import Feature
 from tidings.sdk.definitions import as_dict
 from tidings.sdk.uri_templates import read_template
 from tidings.server.list_reader import ListReader
-from tidings.wire.methods import CALL_TOOL, GET_PROMPT, LIST_METHODS, READ_RESOURCE, ListMethod
+from tidings.wire.methods import CALL_METHODS, LIST_METHODS, ListMethod
 
 __all__ = ["ClusterMiddleware"]
 
 Ctx = ServerRequestContext[Any, Any]
-
-_CALLS: Final = {CALL_TOOL: Feature.TOOLS, GET_PROMPT: Feature.PROMPTS, READ_RESOURCE: Feature.RESOURCES}
-"""The methods that run on the replica that has the item."""
 
 
 class ClusterMiddleware:
@@ -54,14 +51,14 @@ class ClusterMiddleware:
                         merged.sort(key=lambda definition: str(definition.get(method.key)))
                     return result | {method.member: merged}
             return result
-        owners = self._find_owners(ctx) if ctx.method in _CALLS else []
+        owners = self._find_owners(ctx) if ctx.method in CALL_METHODS else []
         if owners:
             return await forward(self._backend, owners, ctx, self._hub.tracer, self._hub.counts)
         return await call_next(ctx)
 
     def _find_owners(self, ctx: Ctx) -> list[str]:
         """Return the replicas that can run a call; none if this one can, or if no other replica has the item."""
-        feature = _CALLS[ctx.method]
+        feature = CALL_METHODS[ctx.method]
         key = (ctx.params or {}).get(feature.key_field)
         own = self._own.items(feature)
         if not isinstance(key, str) or key in own or is_forwarded(ctx):

@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from tidings.core.model import Feature, Version
 from tidings.http.interrupted import AnswerInterrupted
 from tidings.http.legacy import LegacyStreams
@@ -23,7 +25,6 @@ from tidings.server.authorization import principal_of
 from tidings.server.client_identity import ClientIdentity
 from tidings.server.list_cache import ListCache, Outcome
 from tidings.server.list_reader import ListReader
-from tidings.wire.envelope import decode_meta
 from tidings.wire.methods import LIST_METHODS, LISTEN
 
 if TYPE_CHECKING:
@@ -124,7 +125,8 @@ class Router:
             client = ClientIdentity(session=session_id.decode("latin-1"))
         else:
             address = scope["client"][0] if scope.get("client") else None
-            client = ClientIdentity.of_modern(decode_meta(body), principal_of(scope.get("user")), address)
+            meta = (msgspec.json.decode(body).get("params") or {}).get("_meta")  # the request was checked
+            client = ClientIdentity.of_modern(meta, principal_of(scope.get("user")), address)
         observer.client_fetched(client, feature, revision)
 
     def _touch(self, session_id: bytes, scope: Scope) -> bool:

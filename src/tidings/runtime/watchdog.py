@@ -1,18 +1,25 @@
-"""A process that kills running tools when this process ends, however it ends.
+"""A process that ends the children of this process when this process ends, however it ends.
 
-After `kill -9`, or at the end of the time for a shutdown, this process can't stop its tools. The watchdog is one shell,
-started with the first tool. It reads the process groups that run from a pipe, and kills them when the pipe is closed.
+After `kill -9`, or at the end of the time for a shutdown, this process can't stop its children. The watchdog is one
+shell, started with the first child. It reads the process groups that run from a pipe, each with the signal that ends
+it, and sends these signals when the pipe is closed.
+
+If this process dies while a child starts, the number of its group is in no line yet. The watchdog then finds the child
+by a variable of its environment. That needs `/proc`; on other systems, such a child survives.
 
 A parent-death signal (`PR_SET_PDEATHSIG`) would reach only the first process of a group. It is also sent when the
-thread that started the tool ends, and requires code between fork and exec.
+thread that started the child ends, and requires code between fork and exec.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import secrets
 import subprocess
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 __all__ = ["watchdog"]
 
@@ -21,31 +28,53 @@ logger = logging.getLogger(__name__)
 _SCRIPT = """\
 trap '' HUP INT TERM
 while read -r line; do groups=$line; done
-for group in $groups; do kill -s KILL -- "-$group"; done
+set -- $groups
+starts=
+while [ $# -gt 0 ]; do
+    case $1 in START) starts="$starts $2" ;; *) kill -s "$1" -- "-$2" ;; esac
+    shift 2
+done
+for token in $starts; do
+    for attempt in 1 2 3 4 5 6 7 8 9 10; do  # /proc shows the environment a moment after the pipe is closed
+        for file in $(grep -ls "TIDINGS_START=$token" /proc/[0-9]*/environ); do
+            file=${file#/proc/}
+            kill -s KILL -- "-${file%/environ}"
+        done
+        sleep 0.1
+    done
+done
 """
 
 
 class _Watchdog:
     def __init__(self) -> None:
-        self._groups: set[int] = set()
+        self._groups: dict[int | str, str] = {}
+        """The signals by process group, and `START` by the token of a child that is being started."""
         self._lock = threading.Lock()
         self._shell: subprocess.Popen[bytes] | None = None
 
-    def start(self) -> None:
-        """Start the shell. Call this before a tool starts, so that `add` takes no time afterwards."""
-        with self._lock:
-            if self._shell is None:
-                self._write()
+    @contextmanager
+    def starting(self) -> Iterator[tuple[dict[str, str], Callable[[int, str], None]]]:
+        """Yield the variables for a child that is started in this block, and the function to call afterwards with its
+        group and the name of the signal that the group gets."""
+        token = secrets.token_hex(8)
 
-    def add(self, group: int) -> None:
+        def add(group: int, at_death: str) -> None:
+            with self._lock:
+                self._groups[group] = at_death
+
         with self._lock:
-            self._groups.add(group)
+            self._groups[token] = "START"
             self._write()
+        try:
+            yield {"TIDINGS_START": token}, add
+        finally:
+            self.remove(token)
 
-    def remove(self, group: int) -> None:
+    def remove(self, group: int | str) -> None:
         """Remove a group. Call this before its leader is reaped: afterwards, the system may reuse the number."""
         with self._lock:
-            self._groups.discard(group)
+            self._groups.pop(group, None)
             self._write()
 
     def reset_after_fork(self) -> None:
@@ -60,13 +89,16 @@ class _Watchdog:
                 if self._shell is None:
                     self._shell = _start()
                 assert self._shell.stdin is not None
-                os.write(self._shell.stdin.fileno(), (" ".join(map(str, self._groups)) + "\n").encode())
+                os.write(self._shell.stdin.fileno(), self._line())
                 return
             except BrokenPipeError:
                 self._close()  # something has killed it
             except OSError as error:
-                logger.warning("running tools may survive if this server is killed: %s", error)
+                logger.warning("running tools may survive if this process is killed: %s", error)
                 return
+
+    def _line(self) -> bytes:
+        return (" ".join(f"{name} {group}" for group, name in self._groups.items()) + "\n").encode()
 
     def _close(self) -> None:
         if self._shell is not None:

@@ -28,7 +28,8 @@ from mcp.shared.exceptions import MCPError
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from tidings.core.model import UPDATED_METHOD, Feature
-from tidings.errors import NotSupported, TidingsError
+from tidings.errors import NotSupported, TidingsError, first_error
+from tidings.wire.http import make_http_client
 from tidings.wire.methods import LIST_CHANGED, list_methods
 from tidings.wire.paging import read_pages
 
@@ -393,21 +394,15 @@ async def connect(
         waited: list[asyncio.Future[Any]] = [keeping, opened]
         await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
         if keeping.done():
-            raise _first(keeping.exception()) from None
+            error = keeping.exception()
+            assert error is not None
+            raise first_error(error) from None
         yield opened.result()
     finally:
         ended.set()
         if not opened.done():  # not connected: the caller was cancelled, for example by a timeout
             keeping.cancel()
         await asyncio.wait([keeping])
-
-
-def _first(error: BaseException | None) -> BaseException:
-    """Return the error in an exception group, or the error itself."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    assert error is not None
-    return error
 
 
 def _app_of(target: Any) -> Any:
@@ -427,10 +422,10 @@ async def _client(
     async with AsyncExitStack() as stack:
         is_http = isinstance(server, str)
         if is_http:
-            http = httpx2.AsyncClient(
+            http = make_http_client(
+                server,
                 headers=headers,
                 timeout=httpx2.Timeout(30.0, read=None),  # a stream may be silent for long
-                verify=not server.startswith("http://"),  # loading the certificates takes longer than a test
                 event_hooks={"response": [found._on_response]},
             )
             server = streamable_http_client(server, http_client=await stack.enter_async_context(http))

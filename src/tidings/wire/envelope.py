@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -12,7 +12,6 @@ __all__ = [
     "Message",
     "Request",
     "decode_message",
-    "decode_meta",
     "decode_request",
     "error_response",
     "tail_of_response",
@@ -44,13 +43,8 @@ class Message(msgspec.Struct):
     error: msgspec.Raw = msgspec.Raw()
 
 
-class _Params(msgspec.Struct):
-    meta: dict[str, Any] = msgspec.field(name="_meta", default_factory=dict)
-
-
 _request_decoder = msgspec.json.Decoder(Request)
 _message_decoder = msgspec.json.Decoder(Message)
-_params_decoder = msgspec.json.Decoder(_Params)
 
 
 def decode_message(data: bytes) -> Message | None:
@@ -67,14 +61,6 @@ def decode_request(data: bytes) -> Request | None:
         return _request_decoder.decode(data)
     except DECODE_ERRORS:
         return None
-
-
-def decode_meta(data: bytes) -> dict[str, Any]:
-    """Return the `_meta` in the params of a message; an empty dict if it has none."""
-    try:
-        return _params_decoder.decode(_message_decoder.decode(data).params).meta
-    except DECODE_ERRORS:
-        return {}
 
 
 def error_response(request_id: int | str | None, code: int, message: str) -> bytes:

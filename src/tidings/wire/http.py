@@ -1,103 +1,112 @@
-"""Sessions over Streamable HTTP, of both eras."""
+"""A session over Streamable HTTP, of either era, and the HTTP client of all clients."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 import ssl
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import httpx2
-from mcp.shared.inbound import encode_header_value
 
 from tidings.core.redact import one_line, redact_uri
 from tidings.errors import TidingsError
-from tidings.wire.session import (
-    MODERN,
-    Frame,
-    Session,
-    Stream,
-    Transcript,
-    Unanswered,
-    decode,
-    initialize_params,
-    message_of,
-    messages_in,
-    modern_params,
-)
+from tidings.wire.envelope import decode_message
+from tidings.wire.methods import CALL_METHODS, INITIALIZE, LISTEN
+from tidings.wire.session import MODERN, Era, Frame, Session, Stream, Unanswered, split_messages
 from tidings.wire.sse import read_events
 
-__all__ = ["HttpSession", "LegacyHttp", "ModernHttp"]
+__all__ = ["HttpSession", "make_http_client"]
 
 _ACCEPT = {"Accept": "application/json, text/event-stream", "Content-Type": "application/json"}
 _REOPEN_ATTEMPTS = 20
 _REOPEN_PAUSE = 0.2
 _END_TIMEOUT = 0.2
 """Seconds for a server to end the stream after its answer, so that the connection can be used again."""
-_NAMES = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
-"""The param that a modern request repeats in the header `Mcp-Name`."""
 _VISIBLE_ASCII = re.compile(r"[!-~]+")
 
 
+def make_http_client(url: str, kind: Callable[..., Any] = httpx2.AsyncClient, **options: Any) -> Any:
+    """Return an HTTP client for requests to one server. Raise `TidingsError` if it can't use the proxy."""
+    # Loading the certificates takes long, and plain HTTP needs none.
+    verify = False if url.lower().startswith("http://") else ssl.create_default_context()
+    try:
+        return kind(verify=verify, **options)
+    except (ValueError, ImportError) as error:
+        raise TidingsError(f"the proxy that the environment names can't be used: {error}") from None
+
+
 class HttpSession(Session):
-    """A session of either era over HTTP. It has an HTTP client and connections of its own."""
+    """It has an HTTP client and connections of its own."""
 
     transport = "http"
 
-    def __init__(
-        self, channel: str, transcript: Transcript, timeout: float, url: str, headers: Mapping[str, str]
-    ) -> None:
-        super().__init__(channel, transcript, timeout)
+    def __init__(self, url: str, era: Era, timeout: float, *, headers: Mapping[str, str], **options: Any) -> None:
+        super().__init__(era, timeout, **options)
         self.url = url
-        self.headers = dict(headers)
-        # Loading the certificates takes long, and plain HTTP needs none.
-        verify = ssl.create_default_context() if url.startswith("https") else False
-        try:
-            self._http = httpx2.AsyncClient(verify=verify, timeout=httpx2.Timeout(timeout))
-        except (ValueError, ImportError) as error:
-            raise TidingsError(f"the proxy that the environment names can't be used: {error}") from None
+        self.session_id: str | None = None
+        self.status = 0
+        """The status of the last response to a request."""
+        self._own_headers = dict(headers)
+        self._http: httpx2.AsyncClient = make_http_client(url, timeout=httpx2.Timeout(timeout))
         self._readers: dict[Stream, asyncio.Task[None]] = {}
 
     def _headers(self, method: str, params: Mapping[str, Any]) -> dict[str, str]:
-        return {**_ACCEPT, **self.headers}
+        headers = {**_ACCEPT, **self._own_headers}
+        if self.era == "modern":
+            headers |= {"MCP-Protocol-Version": MODERN, "Mcp-Method": method}
+            feature = CALL_METHODS.get(method)
+            if feature is not None and isinstance(name := params.get(feature.key_field), str):
+                from mcp.shared.inbound import encode_header_value  # here, because it imports the SDK
 
-    def _params(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        return dict(params)
+                headers["Mcp-Name"] = encode_header_value(name)
+        elif method != INITIALIZE:
+            headers["MCP-Protocol-Version"] = self.version
+        if self.session_id is not None:
+            headers["Mcp-Session-Id"] = self.session_id
+        return headers
 
     async def request(self, method: str, **params: Any) -> Frame:
         request_id = self.next_id()
-        response, messages = await self._post(message_of(method, self._params(params), request_id), params)
-        for message in messages:
-            if _is_answer(message, request_id):
-                return self.transcript.record(self.channel, "received", message)
-            self.inbox.receive(message)
+        response, messages = await self._post(method, params, request_id)
+        for data in messages:
+            if _is_answer(data, request_id):
+                if method == INITIALIZE:
+                    self._set_session_id(response.headers.get("mcp-session-id"))
+                return self.record(self.channel, "received", data)
+            self.inbox.receive(data)
         if not messages or response.status_code >= 400:
-            self.transcript.record(self.channel, "received", _describe(response))
+            self.record(self.channel, "received", _describe(response))
         raise Unanswered(f"{method} was answered with {_describe(response)}")
 
-    async def notify(self, method: str, **params: Any) -> None:
-        _, messages = await self._post(message_of(method, self._params(params)), params)
-        for message in messages:
-            self.inbox.receive(message)
+    def _set_session_id(self, session_id: str | None) -> None:
+        if session_id is not None and not _VISIBLE_ASCII.fullmatch(session_id):
+            raise Unanswered("the Mcp-Session-Id of the server has characters other than visible ASCII")
+        self.session_id = session_id
 
-    async def _post(self, message: dict[str, Any], params: Mapping[str, Any]) -> tuple[httpx2.Response, list[Any]]:
+    async def notify(self, method: str, **params: Any) -> None:
+        _, messages = await self._post(method, params)
+        for data in messages:
+            self.inbox.receive(data)
+
+    async def _post(
+        self, method: str, params: Mapping[str, Any], request_id: int | None = None
+    ) -> tuple[httpx2.Response, list[bytes]]:
         """Send a message. Return the response, and the messages in its body. After the answer, wait `_END_TIMEOUT` for
         the end of a stream; the server need not end it."""
-        method = message["method"]
-        self.transcript.record(self.channel, "sent", message)
-        messages: list[Any] = []
+        sent = self.encode(method, params, request_id)
+        self.record(self.channel, "sent", sent)
+        messages: list[bytes] = []
         answering: httpx2.Response | None = None
-        request = self._http.stream("POST", self.url, json=message, headers=self._headers(method, params))
         try:
+            request = self._http.stream("POST", self.url, content=sent, headers=self._headers(method, params))
             async with asyncio.timeout(self.timeout) as deadline, request as response:
-                if not _is_stream(response):
-                    await response.aread()
-                    return response, _parse(response)
-                async for each in _read_messages(response):
-                    messages.append(each)
-                    if answering is None and "id" in message and _is_answer(each, message["id"]):
+                self.status = response.status_code
+                async for data in _read_messages(response):
+                    messages.append(data)
+                    if answering is None and request_id is not None and _is_answer(data, request_id):
                         answering = response
                         deadline.reschedule(asyncio.get_running_loop().time() + _END_TIMEOUT)
                 return response, messages
@@ -105,7 +114,7 @@ class HttpSession(Session):
             problem = f"{method} was not answered within {self.timeout:g} s"
         except httpx2.HTTPError as error:
             problem = f"{method} failed: {one_line(str(error) or type(error).__name__, 200)}"
-        except UnicodeError:  # a name or cursor of the server with half a surrogate pair
+        except UnicodeError:  # a name of the server with half a surrogate pair
             problem = f"{method} can't be sent, because a text of the server is not valid Unicode"
         except httpx2.InvalidURL as error:
             raise TidingsError(f"{self.url} is not a URL: {error}") from None
@@ -113,107 +122,14 @@ class HttpSession(Session):
             raise Unanswered(problem)
         return answering, messages
 
-    def _start(self, stream: Stream, method: str, message: Any, headers: Mapping[str, str]) -> None:
-        self._readers[stream] = asyncio.create_task(self._read(stream, method, message, headers))
+    # Streams
 
-    async def _read(self, stream: Stream, method: str, message: Any, headers: Mapping[str, str]) -> None:
-        """Read a stream until it ends."""
-        reason = "the server closed it"
-        try:
-            timeout = httpx2.Timeout(self.timeout, read=None)
-            request = self._http.stream(method, self.url, json=message, headers=dict(headers), timeout=timeout)
-            async with request as response:
-                stream.open(response.status_code, response.headers)
-                if not _is_stream(response):
-                    await response.aread()
-                    for each in _parse(response):
-                        stream.receive(each)
-                else:
-                    async for each in _read_messages(response):
-                        stream.receive(each)
-        except (httpx2.HTTPError, UnicodeError) as error:
-            reason = str(error) or type(error).__name__
-        except asyncio.CancelledError:
-            reason = "the client closed it"
-            raise
-        finally:
-            stream.end(reason)
-
-    def raw_request(self, method: str, request_id: str, **params: Any) -> bytes:
-        """Return the bytes of a request, for a connection that the caller opens."""
-        url = httpx2.URL(self.url)
-        body = json.dumps(message_of(method, self._params(params), request_id)).encode()
-        headers = {**self._headers(method, params), "Host": url.netloc.decode(), "Content-Length": str(len(body))}
-        head = [f"POST {url.raw_path.decode()} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
-        return "\r\n".join([*head, "", ""]).encode("latin-1") + body
-
-    async def cancel(self, stream: Stream) -> None:
-        if (reader := self._readers.pop(stream, None)) is not None:
-            reader.cancel()
-            await asyncio.gather(reader, return_exceptions=True)
-
-    async def close(self) -> None:
-        for stream in list(self._readers):
-            await self.cancel(stream)
-        await self._http.aclose()
-
-
-class ModernHttp(HttpSession):
-    era = "modern"
-
-    def _headers(self, method: str, params: Mapping[str, Any]) -> dict[str, str]:
-        headers = {**super()._headers(method, params), "MCP-Protocol-Version": MODERN, "Mcp-Method": method}
-        name = params.get(_NAMES.get(method, ""))
-        if isinstance(name, str):
-            headers["Mcp-Name"] = encode_header_value(name)
-        return headers
-
-    def _params(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        return modern_params(params)
-
-    async def open(self) -> None:
-        self.discovery = await self.request("server/discover")
-
-    async def listen(self, requested: dict[str, Any], request_id: str | int | None = None) -> Stream:
-        request_id = self.next_id() if request_id is None else request_id
-        message = message_of("subscriptions/listen", modern_params({"notifications": requested}), request_id)
-        stream = Stream(f"{self.channel}, stream {request_id!r}", self.transcript, request_id)
-        stream.requested = requested
-        stream.request = self.transcript.record(stream.channel, "sent", message)
-        self.streams.append(stream)
-        self._start(stream, "POST", message, self._headers("subscriptions/listen", {}))
-        await stream.until(lambda: stream.is_settled, self.timeout)
-        return stream
-
-
-class LegacyHttp(HttpSession):
-    era = "legacy"
-    session_id: str | None = None
-
-    def _headers(self, method: str, params: Mapping[str, Any]) -> dict[str, str]:
-        headers = super()._headers(method, params)
-        if method != "initialize":
-            headers["MCP-Protocol-Version"] = self.version
-        if self.session_id is not None:
-            headers["Mcp-Session-Id"] = self.session_id
-        return headers
-
-    async def open(self) -> None:
-        request_id = self.next_id()
-        response, messages = await self._post(message_of("initialize", initialize_params(), request_id), {})
-        answers = [message for message in messages if _is_answer(message, request_id)]
-        if not answers:
-            raise Unanswered(f"initialize was answered with {_describe(response)}")
-        session_id = response.headers.get("mcp-session-id")
-        if session_id is not None and not _VISIBLE_ASCII.fullmatch(session_id):
-            raise Unanswered("the Mcp-Session-Id of the server has characters other than visible ASCII")
-        self.session_id = session_id
-        self.discovery = self.transcript.record(self.channel, "received", answers[0])
-        await self.notify("notifications/initialized")
+    async def _send_listen(self, stream: Stream, data: bytes) -> None:
+        self._start(stream, "POST", data, self._headers(LISTEN, {}))
 
     async def open_stream(self) -> None:
-        """Open the `GET` stream, and wait for the status of the response."""
-        self.inbox.request = self.transcript.record(self.channel, "sent", "GET")
+        """Open the `GET` stream of a legacy session, and wait for the status of the response."""
+        self.inbox.request = self.record(self.channel, "sent", "GET")
         self._start(self.inbox, "GET", None, {**self._headers("", {}), "Accept": "text/event-stream"})
         await self.inbox.until(lambda: self.inbox.status or self.inbox.is_ended, self.timeout)
 
@@ -229,47 +145,84 @@ class LegacyHttp(HttpSession):
             await asyncio.sleep(_REOPEN_PAUSE)
         return self.inbox.status == 200
 
+    def _start(self, stream: Stream, method: str, data: bytes | None, headers: Mapping[str, str]) -> None:
+        self._readers[stream] = asyncio.create_task(self._read(stream, method, data, headers))
+
+    async def _read(self, stream: Stream, method: str, data: bytes | None, headers: Mapping[str, str]) -> None:
+        """Read a stream until it ends."""
+        reason = "the server closed it"
+        try:
+            timeout = httpx2.Timeout(self.timeout, read=None)
+            request = self._http.stream(method, self.url, content=data, headers=dict(headers), timeout=timeout)
+            async with request as response:
+                stream.open(response.status_code, response.headers)
+                async for each in _read_messages(response):
+                    stream.receive(each)
+        except (httpx2.HTTPError, UnicodeError) as error:
+            reason = str(error) or type(error).__name__
+        except asyncio.CancelledError:
+            reason = "the client closed it"
+            raise
+        finally:
+            stream.end(reason)
+
+    async def cancel(self, stream: Stream) -> None:
+        if (reader := self._readers.pop(stream, None)) is not None:
+            reader.cancel()
+            await asyncio.gather(reader, return_exceptions=True)
+
+    async def end(self) -> None:
+        """Tell the server that a legacy session is not needed any longer."""
+        if self.session_id is not None:
+            with suppress(Unanswered):
+                await self.status_of("DELETE", self.session_id)
+
+    async def close(self) -> None:
+        for stream in list(self._readers):
+            await self.cancel(stream)
+        await self._http.aclose()
+
+    # Unusual requests
+
+    def raw_request(self, method: str, request_id: str, **params: Any) -> bytes:
+        """Return the bytes of a request, for a connection that the caller opens."""
+        url = httpx2.URL(self.url)
+        body = self.encode(method, params, request_id)
+        headers = {**self._headers(method, params), "Host": url.netloc.decode(), "Content-Length": str(len(body))}
+        head = [f"POST {url.raw_path.decode()} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
+        return "\r\n".join([*head, "", ""]).encode("latin-1") + body
+
     async def status_of(self, method: str, session_id: str) -> Frame:
         """Send a request with this session id; return the status of the response."""
         headers = {**self._headers("ping", {}), "Mcp-Session-Id": session_id}
-        message = message_of("ping", {}, self.next_id()) if method == "POST" else None
-        self.transcript.record(self.channel, "sent", f"{method} with Mcp-Session-Id {session_id}")
+        data = self.encode("ping", {}, self.next_id()) if method == "POST" else None
+        self.record(self.channel, "sent", f"{method} with Mcp-Session-Id {session_id}")
         try:
-            async with self._http.stream(method, self.url, json=message, headers=headers) as response:
+            async with self._http.stream(method, self.url, content=data, headers=headers) as response:
                 status = response.status_code
         except httpx2.HTTPError as error:
             raise Unanswered(f"{method} failed: {one_line(str(error) or type(error).__name__, 200)}") from None
-        return self.transcript.record(self.channel, "received", f"HTTP {status}")
-
-    async def listen(self, requested: dict[str, Any], request_id: str | int | None = None) -> Stream:
-        raise NotImplementedError("a legacy session has no listen requests")
+        return self.record(self.channel, "received", f"HTTP {status}")
 
 
-def _is_answer(message: Any, request_id: str | int) -> bool:
-    return isinstance(message, dict) and "method" not in message and message.get("id") == request_id
+def _is_answer(data: bytes, request_id: str | int) -> bool:
+    message = decode_message(data)
+    return message is not None and not message.method and message.id == request_id
 
 
 def _is_stream(response: httpx2.Response) -> bool:
     return str(response.headers.get("content-type", "")).startswith("text/event-stream")
 
 
-def _parse(response: httpx2.Response) -> list[Any]:
-    """Return the messages of a complete body that is not a stream."""
-    try:
-        return list(messages_in(decode(response.content)))
-    except ValueError:
-        return []
-
-
-async def _read_messages(response: httpx2.Response) -> AsyncIterator[Any]:
-    """Yield the messages of a stream. Data that is no JSON is a text."""
-    async for event in read_events(response.aiter_bytes()):
-        if not event.data:
-            continue  # an event that only gives an id
-        try:
-            yield decode(event.data)
-        except ValueError:
-            yield event.data.decode(errors="replace")
+async def _read_messages(response: httpx2.Response) -> AsyncIterator[bytes]:
+    """Yield the messages of a stream, or of a whole body."""
+    if _is_stream(response):
+        async for event in read_events(response.aiter_bytes()):
+            if event.data:  # an empty event only has an id
+                yield event.data
+    else:
+        for data in split_messages(await response.aread()):
+            yield data
 
 
 def _describe(response: httpx2.Response) -> str:

@@ -8,6 +8,7 @@ from tidings.core.model import Feature
 
 __all__ = [
     "CACHEABLE_METHODS",
+    "CALL_METHODS",
     "CALL_TOOL",
     "CANCELLED",
     "DISCOVER",
@@ -60,6 +61,9 @@ GET_PROMPT: Final = "prompts/get"
 READ_RESOURCE: Final = "resources/read"
 SUBSCRIBE: Final = "resources/subscribe"
 UNSUBSCRIBE: Final = "resources/unsubscribe"
+
+CALL_METHODS: Final = {CALL_TOOL: Feature.TOOLS, GET_PROMPT: Feature.PROMPTS, READ_RESOURCE: Feature.RESOURCES}
+"""The methods that use one item. The `key_field` of the feature is the parameter that names it."""
 
 CACHEABLE_METHODS: Final = frozenset({*LIST_METHODS, DISCOVER})
 """Methods whose response can be the same for every client."""

@@ -8,10 +8,14 @@ from typing import Any, Final
 from tidings.errors import TidingsError
 from tidings.wire.methods import LIST_METHODS
 
-__all__ = ["read_pages"]
+__all__ = ["EndlessPages", "read_pages"]
 
 MAX_PAGES: Final = 10_000
 MAX_ITEMS: Final = 1_000_000
+
+
+class EndlessPages(TidingsError):
+    """A list has no end, or more pages or items than the limits."""
 
 
 async def read_pages(name: str, request: Callable[..., Awaitable[Any]]) -> AsyncIterator[Any]:
@@ -28,10 +32,10 @@ async def read_pages(name: str, request: Callable[..., Awaitable[Any]]) -> Async
         else:
             found, cursor = getattr(result, method.attribute), result.next_cursor
         items += len(found)
-        if not cursor:
+        if not cursor or not isinstance(cursor, str):
             return
         if cursor in cursors:
-            raise TidingsError(f"{name}: the server's pages never end; it sent {cursor!r:.80} twice")
+            raise EndlessPages(f"{name} never ends; the server sent the cursor {cursor!r:.80} twice")
         cursors.add(cursor)
         if items > MAX_ITEMS or len(cursors) > MAX_PAGES:
-            raise TidingsError(f"{name} has more than {MAX_ITEMS:,} items or {MAX_PAGES:,} pages")
+            raise EndlessPages(f"{name} has more than {MAX_ITEMS:,} items or {MAX_PAGES:,} pages")

@@ -1,7 +1,7 @@
-"""Sessions with a server, and a record of each message with its time.
+"""One session with a server, of either era: its messages as they are on the wire, and a record of each.
 
-A `Session` sends requests. A `Stream` collects the notifications of one listen request, or of one legacy session. Both
-transports, `http.py` and `stdio.py`, implement them.
+A `Session` sends requests. A `Stream` collects the notifications of one listen request, or of one legacy session. The
+transports are in `http.py` and `stdio.py`.
 """
 
 from __future__ import annotations
@@ -11,42 +11,42 @@ import json
 import re
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal, Self, TypeAlias
+
+import msgspec
 
 from tidings.core.frames import ACKNOWLEDGED_METHOD, SUBSCRIPTION_KEY
 from tidings.core.model import UPDATED_METHOD, Feature
 from tidings.core.redact import one_line
 from tidings.errors import TidingsError
-from tidings.wire.methods import LIST_CHANGED, LIST_METHODS
+from tidings.wire.methods import DISCOVER, INITIALIZE, INITIALIZED, LIST_CHANGED, LISTEN
 
 __all__ = [
     "LEGACY",
     "MODERN",
+    "Direction",
     "Era",
     "Frame",
-    "Listing",
-    "Refused",
+    "Record",
     "Session",
     "Stream",
-    "Transcript",
     "Unanswered",
-    "decode",
-    "initialize_params",
-    "message_of",
-    "messages_in",
-    "modern_params",
+    "as_dict",
+    "split_messages",
 ]
 
 Era: TypeAlias = Literal["modern", "legacy"]
 Direction: TypeAlias = Literal["sent", "received"]
+Record: TypeAlias = "Callable[[str, Direction, bytes | str], Frame]"
+"""Called with the channel, the direction, and each message, or a text such as `GET: 405`."""
 
 MODERN = "2026-07-28"
 LEGACY = "2025-11-25"
-CLIENT_INFO = {"name": "tidings-check", "version": "1"}
-MAX_PAGES = 100
-_METHOD_NOT_FOUND = -32601
+"""The version that a client of the legacy era offers. The server may choose an older one."""
+_HANDSHAKE_VERSIONS = ("2024-11-05", "2025-03-26", "2025-06-18", LEGACY)
 _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 
 
@@ -54,24 +54,25 @@ class Unanswered(TidingsError):
     """The server did not answer a request, or its answer is not a valid message."""
 
 
-class Refused(Unanswered):
-    """The server answered a list request with an error."""
-
-    def __init__(self, method: str, error: dict[str, Any]) -> None:
-        super().__init__(f"{method} was answered with {one_line(json.dumps(error), 200)}")
-        self.method = method
-
-
 @dataclass(frozen=True)
 class Frame:
     """One message, response or stream event, as it was on the wire."""
 
     time: float
-    """Seconds since the start of the check."""
     channel: str
     direction: Direction
-    content: Any
-    """A JSON-RPC message, or a text such as `GET: 405`."""
+    data: bytes | str
+    """The bytes of a JSON-RPC message, or a text such as `GET: 405`."""
+
+    @cached_property
+    def content(self) -> Any:
+        """The decoded message, or a text if it is none."""
+        if isinstance(self.data, str):
+            return self.data
+        try:
+            return json.loads(self.data)
+        except (ValueError, RecursionError):
+            return self.data.decode(errors="replace").rstrip()
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -88,7 +89,12 @@ class Frame:
 
     @property
     def message(self) -> dict[str, Any]:
-        return self.content if isinstance(self.content, dict) else {}
+        return as_dict(self.content)
+
+    @property
+    def result(self) -> dict[str, Any] | None:
+        found = self.message.get("result")
+        return found if isinstance(found, dict) else None
 
     @property
     def method(self) -> str:
@@ -96,7 +102,7 @@ class Frame:
 
     @property
     def params(self) -> dict[str, Any]:
-        return _as_dict(self.message.get("params"))
+        return as_dict(self.message.get("params"))
 
     @property
     def uri(self) -> str | None:
@@ -105,29 +111,20 @@ class Frame:
 
     @property
     def subscription(self) -> Any:
-        return _as_dict(self.params.get("_meta")).get(SUBSCRIPTION_KEY)
+        return as_dict(self.params.get("_meta")).get(SUBSCRIPTION_KEY)
+
+    def answers(self, request_id: str | int) -> bool:
+        return "method" not in self.message and self.message.get("id") == request_id
 
 
-class Transcript:
-    """Records the frames of all sessions of one check."""
-
-    def __init__(self) -> None:
-        self._started = time.monotonic()
-        self.frames: list[Frame] = []
-
-    def now(self) -> float:
-        return time.monotonic() - self._started
-
-    def record(self, channel: str, direction: Direction, content: Any) -> Frame:
-        frame = Frame(self.now(), channel, direction, content)
-        self.frames.append(frame)
-        return frame
+def _make_frame(channel: str, direction: Direction, data: bytes | str) -> Frame:
+    return Frame(time.monotonic(), channel, direction, data)
 
 
 class Stream:
     """The notifications of one listen request, or those of a legacy session."""
 
-    def __init__(self, channel: str, transcript: Transcript, request_id: str | int | None = None) -> None:
+    def __init__(self, channel: str, record: Record, request_id: str | int | None = None) -> None:
         self.channel = channel
         self.request_id = request_id
         self.requested: dict[str, Any] = {}
@@ -145,7 +142,7 @@ class Stream:
         self.is_ended = False
         self.cancelled: float | None = None
         """The time at which the server knows that the client has cancelled the listen request."""
-        self._transcript = transcript
+        self._record = record
         self._changed = asyncio.Event()
 
     # Received
@@ -159,24 +156,24 @@ class Stream:
             name: headers[name] for name in ("content-type", "content-encoding", "x-accel-buffering") if name in headers
         }
         self.status, self.headers = status, headers
-        self.opened = self._transcript.record(self.channel, "received", f"HTTP {status} {json.dumps(shown)}")
+        self.opened = self._record(self.channel, "received", f"HTTP {status} {json.dumps(shown)}")
         self._notify()
 
-    def receive(self, message: Any) -> None:
-        self.frames.append(self._transcript.record(self.channel, "received", message))
+    def receive(self, data: bytes) -> None:
+        self.frames.append(self._record(self.channel, "received", data))
         self._notify()
 
     def end(self, reason: str) -> None:
         if not self.is_ended:
             self.is_ended = True
-            self._transcript.record(self.channel, "received", f"end of the stream: {reason}")
+            self._record(self.channel, "received", f"end of the stream: {reason}")
             self._notify()
 
     def _notify(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    async def until(self, condition: Callable[[], object], limit: float) -> bool:
+    async def until(self, condition: Callable[[], object], limit: float | None) -> bool:
         """Wait for a condition. Return whether it became true in time."""
         try:
             async with asyncio.timeout(limit):
@@ -195,7 +192,7 @@ class Stream:
     @property
     def granted(self) -> dict[str, Any]:
         frame = self.acknowledgement
-        return _as_dict(frame.params.get("notifications")) if frame else {}
+        return as_dict(frame.params.get("notifications")) if frame else {}
 
     @property
     def answer(self) -> Frame | None:
@@ -223,61 +220,57 @@ class Stream:
         return frame.method == UPDATED_METHOD and _covers(self.requested.get("resourceSubscriptions", ()), frame.uri)
 
 
-@dataclass
-class Listing:
-    """All pages of one list of the server."""
-
-    items: dict[str, Any]
-    """The items by key, in the order of the server."""
-    pages: list[Frame] = field(default_factory=list)
-
-    @property
-    def keys(self) -> list[str]:
-        return list(self.items)
-
-
 class Session(ABC):
     """A connection of one era. The subclasses are the transports."""
 
-    era: Era
     transport: Literal["http", "stdio"]
 
-    def __init__(self, channel: str, transcript: Transcript, timeout: float) -> None:
-        self.channel = channel
-        self.transcript = transcript
+    def __init__(
+        self, era: Era, timeout: float, *, client: str = "tidings", channel: str = "", record: Record = _make_frame
+    ) -> None:
+        """`timeout` is for each answer, `client` the name that the server is told."""
+        self.era = era
         self.timeout = timeout
+        self.channel = channel
+        self.record = record
         self.discovery: Frame | None = None
         """The answer to `server/discover` or `initialize`."""
-        self.inbox = Stream(channel, transcript)
+        self.inbox = Stream(channel, record)
         """The notifications of a legacy session, and those of a modern one that belong to no stream."""
         self.streams: list[Stream] = []
-        self.fetched: dict[Feature, float] = {}
-        """The time of the first answer to a list request, by feature. Before it, the client knows no list."""
-        self.refused: set[str] = set()
-        """The list requests that the server answered with an error when the check began."""
+        self._client = {"name": client, "version": "1"}
         self._ids = 0
 
-    @property
-    def capabilities(self) -> dict[str, Any]:
-        return _as_dict(self._discovered.get("capabilities"))
-
-    @property
-    def name(self) -> str:
-        meta = _as_dict(self._discovered.get("_meta"))
-        info = self._discovered.get("serverInfo") or meta.get("io.modelcontextprotocol/serverInfo")
-        return str(_as_dict(info).get("name", ""))
+    # What the server says of itself
 
     @property
     def _discovered(self) -> dict[str, Any]:
-        return _as_dict(self.discovery.message.get("result")) if self.discovery else {}
+        return (self.discovery.result if self.discovery else None) or {}
+
+    @property
+    def capabilities(self) -> dict[str, Any]:
+        return as_dict(self._discovered.get("capabilities"))
+
+    @property
+    def name(self) -> str:
+        meta = as_dict(self._discovered.get("_meta"))
+        info = self._discovered.get("serverInfo") or meta.get("io.modelcontextprotocol/serverInfo")
+        return str(as_dict(info).get("name", ""))
 
     @property
     def version(self) -> str:
-        """The version of the protocol. A legacy server may choose an older one than the client offers."""
+        """The version of the protocol."""
         chosen = self._discovered.get("protocolVersion")
         if self.era == "legacy" and isinstance(chosen, str) and _DATE.fullmatch(chosen):
             return chosen
         return MODERN if self.era == "modern" else LEGACY
+
+    @property
+    def is_supported(self) -> bool:
+        """Whether the server has answered that it supports this era."""
+        if self.era == "modern":
+            return MODERN in (self._discovered.get("supportedVersions") or ())
+        return self._discovered.get("protocolVersion") in _HANDSHAKE_VERSIONS
 
     def capability(self, feature: Feature) -> dict[str, Any] | None:
         found = self.capabilities.get(feature.value)
@@ -290,9 +283,43 @@ class Session(ABC):
     def advertises_subscribe(self) -> bool:
         return (self.capability(Feature.RESOURCES) or {}).get("subscribe") is True
 
+    # Requests
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def encode(self, method: str, params: Mapping[str, Any], request_id: str | int | None = None) -> bytes:
+        """Return a request of this era, or a notification if there is no id."""
+        if self.era == "modern":
+            meta = {
+                "io.modelcontextprotocol/protocolVersion": MODERN,
+                "io.modelcontextprotocol/clientInfo": self._client,
+                "io.modelcontextprotocol/clientCapabilities": {},
+            }
+            params = {"_meta": meta, **params}
+        message = {"jsonrpc": "2.0", "method": method, "params": dict(params)}
+        return json.dumps(message if request_id is None else {**message, "id": request_id}).encode()
+
     def next_id(self) -> int:
         self._ids += 1
         return self._ids
+
+    @property
+    def opening(self) -> str:
+        """The first request of a session."""
+        return DISCOVER if self.era == "modern" else INITIALIZE
+
+    async def open(self) -> None:
+        """Ask the server what it is. Its answer, which may be an error, is `discovery`."""
+        if self.era == "modern":
+            self.discovery = await self.request(self.opening)
+        else:
+            params = {"protocolVersion": LEGACY, "capabilities": {}, "clientInfo": self._client}
+            self.discovery = await self.request(self.opening, **params)
+            await self.notify(INITIALIZED)
 
     @abstractmethod
     async def request(self, method: str, **params: Any) -> Frame:
@@ -301,9 +328,20 @@ class Session(ABC):
     @abstractmethod
     async def notify(self, method: str, **params: Any) -> None: ...
 
-    @abstractmethod
     async def listen(self, requested: dict[str, Any], request_id: str | int | None = None) -> Stream:
         """Send `subscriptions/listen`, and wait until it is acknowledged or refused, or until the timeout."""
+        request_id = self.next_id() if request_id is None else request_id
+        data = self.encode(LISTEN, {"notifications": requested}, request_id)
+        stream = Stream(f"{self.channel}, stream {request_id!r}", self.record, request_id)
+        stream.requested = requested
+        stream.request = self.record(stream.channel, "sent", data)
+        self.streams.append(stream)
+        await self._send_listen(stream, data)
+        await stream.until(lambda: stream.is_settled, self.timeout)
+        return stream
+
+    @abstractmethod
+    async def _send_listen(self, stream: Stream, data: bytes) -> None: ...
 
     @abstractmethod
     async def cancel(self, stream: Stream) -> None:
@@ -312,89 +350,18 @@ class Session(ABC):
     @abstractmethod
     async def close(self) -> None: ...
 
-    async def list(self, method: str) -> Listing:
-        """Read all pages of a list. It is empty if the server does not have the method."""
-        feature, member, key, _ = LIST_METHODS[method]
-        items: dict[str, Any] = {}
-        pages: list[Frame] = []
-        params: dict[str, Any] = {}
-        while len(pages) < MAX_PAGES:
-            frame = await self.request(method, **params)
-            result, error = frame.message.get("result"), frame.message.get("error")
-            if isinstance(error, dict) and error.get("code") == _METHOD_NOT_FOUND and not pages:
-                break
-            if isinstance(error, dict):
-                raise Refused(method, error)
-            if not isinstance(result, dict) or not isinstance(result.get(member), list):
-                raise Unanswered(f"{method} was answered with {one_line(json.dumps(frame.content), 200)}")
-            pages.append(frame)
-            self.fetched.setdefault(feature, frame.time)
-            items |= {str(_as_dict(item).get(key)): _without_volatile(item) for item in result[member]}
-            if not result.get("nextCursor"):
-                break
-            params = {"cursor": result["nextCursor"]}
-        return Listing(items, pages)
 
-    async def lists(self) -> dict[str, Listing]:
-        """Read the lists of all features that the server declares, except for those that it refused."""
-        return {
-            method: await self.list(method)
-            for method, each in LIST_METHODS.items()
-            if self.capability(each.feature) is not None and method not in self.refused
-        }
-
-    async def read(self, uri: str) -> Any:
-        """Return the contents of a resource, or None if it can't be read."""
-        frame = await self.request("resources/read", uri=uri)
-        return _as_dict(frame.message.get("result")).get("contents")
-
-
-def modern_params(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the params of a modern request: its own, and the `_meta` that each request must have."""
-    meta = {
-        "io.modelcontextprotocol/protocolVersion": MODERN,
-        "io.modelcontextprotocol/clientInfo": CLIENT_INFO,
-        "io.modelcontextprotocol/clientCapabilities": {},
-    }
-    return {"_meta": meta, **params}
-
-
-def initialize_params() -> dict[str, Any]:
-    return {"protocolVersion": LEGACY, "capabilities": {}, "clientInfo": CLIENT_INFO}
-
-
-def message_of(method: str, params: Mapping[str, Any], request_id: str | int | None = None) -> dict[str, Any]:
-    """Return a JSON-RPC request, or a notification if there is no id."""
-    message: dict[str, Any] = {"jsonrpc": "2.0", "method": method, "params": dict(params)}
-    return message if request_id is None else {**message, "id": request_id}
-
-
-def decode(data: bytes) -> Any:
-    """Return the value of JSON. Raise `ValueError` if it is none, or is nested too deeply."""
+def split_messages(body: bytes) -> list[bytes]:
+    """Return the messages of a body: old versions allow several in an array. An invalid body has none."""
     try:
-        return json.loads(data)
-    except RecursionError:
-        raise ValueError("the JSON is nested too deeply") from None
+        if body.lstrip().startswith(b"["):
+            return [bytes(each) for each in msgspec.json.decode(body, type=list[msgspec.Raw])]
+        return [bytes(msgspec.json.decode(body, type=msgspec.Raw))]
+    except (ValueError, RecursionError):
+        return []
 
 
-def messages_in(decoded: Any) -> Iterator[Any]:
-    """Yield the messages of a body: old versions allow several in an array."""
-    if isinstance(decoded, list):
-        yield from decoded
-    else:
-        yield decoded
-
-
-def _without_volatile(item: Any) -> Any:
-    """Return an item without `size` and `lastModified`. They change with its content, of which `resources/updated`
-    notifies, and not with the list."""
-    if not isinstance(item, dict):
-        return item
-    annotations = {name: value for name, value in _as_dict(item.get("annotations")).items() if name != "lastModified"}
-    return {**item, "size": None, "annotations": annotations}
-
-
-def _as_dict(value: Any) -> dict[str, Any]:
+def as_dict(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 

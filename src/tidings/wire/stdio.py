@@ -1,4 +1,4 @@
-"""Sessions with a process that the check starts, of both eras.
+"""A session with a process that it starts, of either era.
 
 All messages share one pipe. Those that carry the id of a listen request belong to its stream.
 """
@@ -6,34 +6,20 @@ All messages share one pipe. Those that carry the id of a listen request belong 
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
-import subprocess
-from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
 from tidings.core.frames import ACKNOWLEDGED_METHOD
 from tidings.core.redact import one_line
-from tidings.errors import TidingsError
-from tidings.wire.session import (
-    Era,
-    Frame,
-    Session,
-    Stream,
-    Transcript,
-    Unanswered,
-    decode,
-    initialize_params,
-    message_of,
-    modern_params,
-)
+from tidings.runtime.child import Child
+from tidings.wire.methods import CANCELLED, DISCOVER
+from tidings.wire.session import Era, Frame, Session, Stream, Unanswered
 
 __all__ = ["StdioSession"]
 
-_CHUNK = 1 << 16
 _EXIT_TIMEOUT = 5.0
 """Seconds for the process to exit when its input ends, and after SIGTERM."""
 
@@ -41,89 +27,64 @@ _EXIT_TIMEOUT = 5.0
 class StdioSession(Session):
     transport = "stdio"
 
-    def __init__(self, channel: str, transcript: Transcript, timeout: float, command: Sequence[str], era: Era) -> None:
-        super().__init__(channel, transcript, timeout)
-        self.era = era
-        self.errors: deque[str] = deque(maxlen=20)
-        """The last lines of its standard error."""
+    def __init__(self, command: Sequence[str], era: Era, timeout: float, **options: Any) -> None:
+        super().__init__(era, timeout, **options)
         self._command = list(command)
+        self._child: Child | None = None
         self._answers: dict[Any, asyncio.Future[Frame]] = {}
-        self._tasks: list[asyncio.Task[None]] = []
-        self._can_read = asyncio.Event()
-        self._can_read.set()
-        self.process: asyncio.subprocess.Process
+        self._rest = b""
+        """The line that has not ended yet."""
+        self._is_ended = False
 
     async def open(self) -> None:
-        try:
-            self.process = await asyncio.create_subprocess_exec(
-                *self._command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                limit=_CHUNK,  # so that a paused session soon stops reading
-                start_new_session=True,  # so that Ctrl-C does not reach it, and that all its processes can be ended
-            )
-        except OSError as error:
-            raise TidingsError(f"{self._command[0]} can't be run: {error.strerror or error}") from None
-        self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._read_errors())]
-        if self.era == "modern":
-            self.discovery = await self.request("server/discover")
-        else:
-            self.discovery = await self.request("initialize", **initialize_params())
-            await self.notify("notifications/initialized")
+        # It leads a group of its own, so that Ctrl-C does not reach it.
+        self._child = await Child.start(self._command, on_output=self._read, grace=_EXIT_TIMEOUT)
+        await super().open()
 
-    async def _read(self) -> None:
-        assert self.process.stdout is not None
-        rest = b""
-        try:
-            while True:
-                await self._can_read.wait()
-                chunk = await self.process.stdout.read(_CHUNK)
-                *lines, rest = (rest + chunk).split(b"\n")
-                for line in lines:
-                    self._receive(line)
-                if not chunk:
-                    break
-        finally:
-            for stream in (*self.streams, self.inbox):
-                stream.end("the process closed its output")
-            for answer in self._answers.values():
-                if not answer.done():
-                    answer.set_exception(Unanswered(f"the process ended{self._last_error()}"))
+    def _read(self, chunk: bytes) -> None:
+        *lines, self._rest = (self._rest + chunk).split(b"\n")
+        for line in lines:
+            self._receive(line)
+        if not chunk:
+            asyncio.get_running_loop().call_soon(self._end)  # when the last line of stderr is read
 
-    async def _read_errors(self) -> None:
-        assert self.process.stderr is not None
-        while chunk := await self.process.stderr.read(_CHUNK):
-            self.errors.extend(chunk.decode(errors="replace").splitlines())
+    def _end(self) -> None:
+        self._is_ended = True
+        for stream in (*self.streams, self.inbox):
+            stream.end("the process closed its output")
+        for answer in self._answers.values():
+            if not answer.done():
+                answer.set_exception(self._ended())
+                answer.exception()  # so that asyncio does not report it
+
+    def _ended(self) -> Unanswered:
+        return Unanswered(f"the process ended{self._last_error()}")
 
     def _last_error(self) -> str:
-        return f": {one_line(self.errors[-1], 200)}" if self.errors else ""
+        lines = self._child.stderr.decode(errors="replace").splitlines() if self._child is not None else []
+        return f": {one_line(lines[-1], 200)}" if lines else ""
 
     def _receive(self, line: bytes) -> None:
-        try:
-            message = decode(line)
-        except ValueError:
-            message = line.decode(errors="replace").rstrip()
-        content = message if isinstance(message, dict) else {}
-        stream = self._stream_of(content)
+        frame = Frame(0, self.channel, "received", line)
+        content = frame.message
+        stream = self._stream_of(frame)
         if stream is not None:
-            stream.receive(message)
+            stream.receive(line)
             if "id" in content:
                 stream.end("the server ended the subscription")
         elif "method" not in content and (answer := self._take_answer(content.get("id"))) is not None:
-            frame = self.transcript.record(self.channel, "received", message)
+            received = self.record(self.channel, "received", line)
             if not answer.done():
-                answer.set_result(frame)
+                answer.set_result(received)
         else:
-            self.inbox.receive(message)
+            self.inbox.receive(line)
 
     def _take_answer(self, request_id: Any) -> asyncio.Future[Frame] | None:
         return self._answers.pop(request_id, None) if isinstance(request_id, str | int) else None
 
-    def _stream_of(self, message: dict[str, Any]) -> Stream | None:
+    def _stream_of(self, frame: Frame) -> Stream | None:
         """Return the stream that a message belongs to, by its subscription id or as the response of the request."""
-        frame = Frame(0, "", "received", message)
-        found = frame.subscription if frame.method else message.get("id")
+        found = frame.subscription if frame.method else frame.message.get("id")
         # A wrong id must not look like a missing acknowledgement, so the most likely stream gets the message.
         waiting = [stream for stream in self.streams if not stream.is_settled]
         candidates = (
@@ -133,37 +94,34 @@ class StdioSession(Session):
         )
         return next(iter(candidates), None)
 
-    async def _write(self, message: dict[str, Any]) -> None:
-        assert self.process.stdin is not None
+    async def _write(self, data: bytes) -> None:
+        if self._child is None or self._is_ended:
+            raise self._ended()
+        self._child.write(data + b"\n")
         try:
-            self.process.stdin.write(json.dumps(message).encode() + b"\n")
             async with asyncio.timeout(self.timeout):
-                await self.process.stdin.drain()
+                await self._child.until_written()
         except TimeoutError:
             raise Unanswered(f"the process did not read its input for {self.timeout:g} s") from None
-        except (OSError, RuntimeError):
-            raise Unanswered(f"the process ended{self._last_error()}") from None
+        if self._child.is_input_closed:
+            raise self._ended()
 
-    def _params(self, params: dict[str, Any]) -> dict[str, Any]:
-        return modern_params(params) if self.era == "modern" else params
-
-    async def _send(self, message: dict[str, Any]) -> asyncio.Future[Frame]:
+    async def _send(self, data: bytes, request_id: str | int) -> asyncio.Future[Frame]:
         """Send a request; return the future of its response."""
-        if self._tasks[0].done():
-            raise Unanswered(f"the process ended{self._last_error()}")
         answer: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
-        self._answers[message["id"]] = answer
-        await self._write(message)
+        self._answers[request_id] = answer
+        await self._write(data)
         return answer
 
     async def send_unrecorded(self, method: str, request_id: str) -> asyncio.Future[Frame]:
-        """Send a request that is not in the transcript, because its id is very long."""
-        return await self._send(message_of(method, self._params({}), request_id))
+        """Send a request that is not recorded, because its id is very long."""
+        return await self._send(self.encode(method, {}, request_id), request_id)
 
     async def request(self, method: str, **params: Any) -> Frame:
-        message = message_of(method, self._params(params), self.next_id())
-        self.transcript.record(self.channel, "sent", message)
-        answer = await self._send(message)
+        request_id = self.next_id()
+        data = self.encode(method, params, request_id)
+        self.record(self.channel, "sent", data)
+        answer = await self._send(data, request_id)
         try:
             async with asyncio.timeout(self.timeout):
                 return await answer
@@ -171,72 +129,45 @@ class StdioSession(Session):
             raise Unanswered(f"{method} was not answered within {self.timeout:g} s{self._last_error()}") from None
 
     async def notify(self, method: str, **params: Any) -> None:
-        message = message_of(method, self._params(params))
-        self.transcript.record(self.channel, "sent", message)
-        await self._write(message)
+        data = self.encode(method, params)
+        self.record(self.channel, "sent", data)
+        await self._write(data)
 
-    async def listen(self, requested: dict[str, Any], request_id: str | int | None = None) -> Stream:
-        request_id = self.next_id() if request_id is None else request_id
-        message = message_of("subscriptions/listen", modern_params({"notifications": requested}), request_id)
-        stream = Stream(f"{self.channel}, stream {request_id!r}", self.transcript, request_id)
-        stream.requested = requested
-        stream.request = self.transcript.record(stream.channel, "sent", message)
-        self.streams.append(stream)
-        await self._write(message)
-        await stream.until(lambda: stream.is_settled, self.timeout)
-        return stream
+    async def _send_listen(self, stream: Stream, data: bytes) -> None:
+        await self._write(data)
 
     async def cancel(self, stream: Stream) -> None:
-        await self.notify("notifications/cancelled", requestId=stream.request_id)
-        await self.request("server/discover")  # when this is answered, the server has read the cancellation
-        stream.cancelled = self.transcript.now()
+        await self.notify(CANCELLED, requestId=stream.request_id)
+        # When this is answered, the server has read the cancellation.
+        stream.cancelled = (await self.request(DISCOVER)).time
 
     # The process
 
-    def pause(self) -> None:
-        """Stop reading what the process writes, after at most three chunks."""
-        self._can_read.clear()
-
-    def resume(self) -> None:
-        self._can_read.set()
+    def set_reading(self, is_reading: bool) -> None:
+        """Stop reading what the process writes, or go on."""
+        if self._child is not None:
+            self._child.set_reading(is_reading)
 
     async def terminate(self, limit: float) -> bool:
         """Send SIGTERM. Return whether the process exits in time."""
+        assert self._child is not None
         with suppress(ProcessLookupError):
-            self.process.terminate()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(limit):
-                await self.process.wait()
-                await asyncio.gather(*self._tasks)
-        return self.process.returncode is not None
+            os.kill(self._child.pid, signal.SIGTERM)
+        await asyncio.wait([self._child.finished], timeout=limit)
+        return self._child.finished.done()
 
     async def close(self) -> None:
         """Close the input of the process, and end it if it does not exit then."""
-        if not self._tasks:
+        if self._child is None:
             return
-        self.resume()
-        assert self.process.stdin is not None
-        self.process.stdin.close()
+        self.set_reading(True)
+        self._child.write(b"", closes=True)
         try:
-            for number in (None, signal.SIGTERM):
-                if number is not None:
-                    self._kill_all(number)
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(_EXIT_TIMEOUT):
-                        await self.process.wait()
-                if self.process.returncode is not None:
-                    break
+            await asyncio.wait([self._child.finished], timeout=_EXIT_TIMEOUT)
+            self._child.stop()
+            await self._child.wait()
         finally:  # also after a second Ctrl-C
-            self._kill_all(signal.SIGKILL)  # and processes that it started, which hold its pipes
-        await self.process.wait()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        for answer in self._answers.values():
-            if answer.done() and not answer.cancelled():
-                answer.exception()  # so that asyncio does not report it
-
-    def _kill_all(self, number: signal.Signals) -> None:
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, number)
+            self._child.finish()
 
 
 def _is_same_id(one: Any, other: Any) -> bool:

@@ -23,13 +23,14 @@ from mcp.server.mcpserver.tools.base import Tool
 from pydantic import SkipValidation, ValidationError
 
 from tidings.errors import InvalidItem
+from tidings.runtime.child import CannotStart
 from tidings.server.schema import find_schema_error, find_violation
 from tidings.workspace.call_slots import TooManyCalls, call_slot
 from tidings.workspace.caller import Caller
 from tidings.workspace.environment import add_env_script, build_environment, check_variables, encode_json, list_roots
 from tidings.workspace.items import LoadedItem, make_item
 from tidings.workspace.problems import invalid_field, invalid_model
-from tidings.workspace.process import CannotStart, run_process
+from tidings.workspace.process import run_process
 from tidings.workspace.result import make_result, parse_progress, read_embedded_files, read_protocol_error
 from tidings.workspace.settings import Settings
 

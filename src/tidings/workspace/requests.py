@@ -44,7 +44,7 @@ def wrap_handlers(server: MCPServer[Any]) -> dict[str, Handler]:
 
 
 def _add_pages(method: str, handler: Handler) -> Handler:
-    member = {"resourceTemplates": "resource_templates"}.get(LIST_METHODS[method].member, LIST_METHODS[method].member)
+    member = LIST_METHODS[method].attribute
 
     async def handle(ctx: Any, params: types.PaginatedRequestParams) -> Any:
         after = _decode_cursor(params.cursor) if params.cursor is not None else None

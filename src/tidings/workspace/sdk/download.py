@@ -115,7 +115,7 @@ def check_url(url: str, allow: list[str], deny: list[str]) -> tuple[str, int]:
         raise DownloadError("invalid_url", f"{url!r} is not a URL: {error}") from error
     if parts.scheme != "https" or not host or parts.username is not None or re.search(r"[\x00-\x20\x7f]", url):
         raise DownloadError("invalid_url", f"{url!r} is not a https:// URL without user name and spaces")
-    if re.fullmatch(r"(0x[0-9a-f]*|\d+)(\.(0x[0-9a-f]*|\d+))*", host) and not _is_canonical_address(host):
+    if re.fullmatch(r"(0x[0-9a-f]*|\d+)(\.(0x[0-9a-f]*|\d+))*", host) and str(_addresses.parse_address(host)) != host:
         raise DownloadError("host_blocked", f"{host} is an obfuscated IP address")
     if host in deny:
         raise DownloadError("host_blocked", f"{host} is denied")
@@ -135,13 +135,6 @@ def resolve(host: str, port: int) -> str:
         if reason is not None:
             raise DownloadError("host_blocked", f"{host} has the address {text}, which is not public: it is {reason}")
     return str(addresses[0])
-
-
-def _is_canonical_address(host: str) -> bool:
-    try:
-        return str(ipaddress.ip_address(host)) == host
-    except ValueError:
-        return False
 
 
 def _parse_hosts(*texts: str) -> list[str]:

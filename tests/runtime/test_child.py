@@ -1,0 +1,109 @@
+"""A child without limits: as a command of the shell, without an event loop, and when its parent is killed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.command import DEADLINE
+from tests.support.shared_pipe import SharedPipe
+from tidings.runtime.child import CannotStart, Child
+
+SAMPLE = 200 if os.environ.get("TIDINGS_STRESS") == "1" else 5
+
+
+@pytest.mark.anyio
+async def test_conversation_with_a_child() -> None:
+    chunks: list[bytes] = []
+    read = asyncio.Event()
+
+    def add(chunk: bytes) -> None:
+        chunks.append(chunk)
+        read.set()
+
+    async with asyncio.timeout(DEADLINE):
+        child = await Child.start("while read -r line; do echo got $line; done; echo end >&2; exit 3", on_output=add)
+        child.write(b"one\n")
+        await read.wait()
+        assert b"".join(chunks) == b"got one\n"
+        child.set_reading(False)
+        child.write(b"two\n")
+        await child.until_written()
+        read.clear()
+        child.set_reading(True)
+        await read.wait()
+        child.write(b"", closes=True)
+        assert await child.wait() == 3
+
+    assert (b"".join(chunks), chunks[-1], child.stderr) == (b"got one\ngot two\n", b"", b"end\n")
+
+
+@pytest.mark.anyio
+async def test_what_a_child_leaves_behind_may_go_on(tmp_path: Path, pipe: SharedPipe) -> None:
+    command = f"exec 9>{pipe.path}; (until [ -e {tmp_path}/go ]; do sleep 0.01; done; printf x >&9) & exit 0"
+    async with asyncio.timeout(DEADLINE):
+        child = await Child.start(command, kills_rest=False, stdout=None, stderr=None)
+        assert await child.wait() == 0
+    (tmp_path / "go").touch()
+    assert pipe.read() == b"x"
+
+
+@pytest.mark.parametrize(("trap", "status"), [("trap 'exit 4' TERM", 4), ("trap '' TERM", -signal.SIGKILL)])
+def test_child_without_an_event_loop_is_ended(pipe: SharedPipe, trap: str, status: int) -> None:
+    command = f"exec 9>{pipe.path}; {trap}; printf x >&9; while :; do sleep 0.01; done"
+    child = Child(command, stdin=subprocess.DEVNULL, stdout=None, stderr=None)
+    assert pipe.read() == b"x"
+    assert not child.has_exited
+    child.end(DEADLINE if status == 4 else 0.1)
+
+    assert child.has_exited
+    assert child.status == status
+
+
+def test_error_of_the_start_names_the_command() -> None:
+    with pytest.raises(CannotStart, match="no-such-program could not be started"):
+        Child(["no-such-program"])
+
+
+PARENT = """
+import asyncio, sys
+from tidings.runtime.child import Child
+
+async def main():
+    command = f"exec 9>{sys.argv[1]}; trap '' TERM HUP INT; sleep 1000 & while :; do sleep 1000; done"
+    print(flush=True)
+    while True:
+        children = [await Child.start(command) for _ in range(3)]
+        children[0].stop()
+        children[1].finish()
+        await asyncio.sleep(0)
+        children[2].finish()
+        await asyncio.gather(*(child.wait() for child in children))
+
+asyncio.run(main())
+"""
+
+
+def test_no_process_survives_a_parent_that_is_killed_at_any_moment(tmp_path: Path, seed: int) -> None:
+    """While it starts, stops and reaps children, and while its watchdog starts."""
+    moments = random.Random(seed)
+    for number in range(SAMPLE):
+        pipe = SharedPipe(tmp_path / f"pipe-{number}")
+        os.close(os.open(pipe.path, os.O_WRONLY))  # a pipe that nobody has opened for writing has no end
+        with subprocess.Popen([sys.executable, "-c", PARENT, pipe.path], stdout=subprocess.PIPE) as parent:
+            assert parent.stdout is not None
+            assert parent.stdout.readline()
+            try:
+                parent.wait(moments.expovariate(20))
+            except subprocess.TimeoutExpired:
+                parent.kill()
+        assert parent.returncode == -signal.SIGKILL
+        assert pipe.has_ended
+        os.close(pipe.descriptor)
