@@ -144,9 +144,11 @@ class LowLevelEditor(Editor):
 
     def _install_list(self, method: str, feature: Feature, member: str) -> None:
         inner = self._server.get_request_handler(method)
+        result_type: Any = MONOLITH_RESULTS[method]
+        empty = result_type.model_validate({member: []})  # with all members that the protocol requires
 
         async def handle(ctx: ServerRequestContext[Any, Any], params: types.PaginatedRequestParams) -> dict[str, Any]:
-            result = as_dict(_empty_result(method, member) if inner is None else await inner.handler(ctx, params))
+            result = as_dict(empty if inner is None else await inner.handler(ctx, params))
             keys = self._all_listed(method, params.cursor, result.get("nextCursor"), feature, result.get(member, []))
             is_template = member == "resourceTemplates"
             if keys is not None:
@@ -260,13 +262,6 @@ def _minimal(feature: Feature, key: str) -> dict[str, Any]:
 
 def _merged(item: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in {**item, **fields}.items() if value is not None}
-
-
-def _empty_result(method: str, member: str) -> BaseModel:
-    """Return the result of a list handler that the user does not have, with all members that the protocol requires."""
-    kind: Any = MONOLITH_RESULTS[method]
-    result: BaseModel = kind.model_validate({member: []})
-    return result
 
 
 def _tool_result(name: str, value: Any) -> Any:
