@@ -40,7 +40,7 @@ from bench.measuring import (
 )
 from tidings import BUSY, Catalog, Feature, Filter, Hub, Notification, Policy, Reason, Subscriber
 from tidings.core.frames import FrameFormat, encode_frame, encode_tag
-from tidings.server.uri_templates import read_template
+from tidings.sdk.uri_templates import read_template
 
 FEATURES = ("tools", "prompts", "resources")
 LISTEN = FrameFormat(is_sse=True, is_tagged=True)

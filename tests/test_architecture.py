@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import tidings
-from tidings.server import internals
+from tidings.sdk import internals
 
 SOURCE = Path(tidings.__file__).parent
 
@@ -20,6 +20,7 @@ LAYERS = (
     {"wire"},
     {"store"},
     {"client", "check"},
+    {"sdk"},
     {"server"},
     {"http", "stdio", "webhooks", "telemetry", "cluster"},
     {"console", "events"},
@@ -160,15 +161,17 @@ def is_private(name: str) -> bool:
 
 @pytest.mark.parametrize("path", MODULES, ids=str)
 def test_no_module_touches_private_names_of_another_module(path: Path) -> None:
-    """`server/internals.py` alone knows the private parts of the SDK and FastMCP."""
-    if path != Path("server/internals.py"):
+    """`sdk` alone knows the private parts of the SDK and FastMCP."""
+    if package_of(path) != "sdk":
         assert private_accesses(path) == set()
 
 
-def test_each_private_name_that_internals_use_is_checked_at_the_start() -> None:
+def test_each_private_name_of_the_sdk_is_checked_at_the_start() -> None:
     tables = (internals.SDK_NAMES, internals.FASTMCP_NAMES, internals.OPENTELEMETRY_NAMES)
     checked = {name for table in tables for names in table.values() for name in names}
-    used = {access.rpartition(".")[2] for access in private_accesses(Path("server/internals.py"))}
+    used = {
+        access.rpartition(".")[2] for path in MODULES if package_of(path) == "sdk" for access in private_accesses(path)
+    }
 
     assert used <= checked | set(internals.FASTMCP_SCHEMA_NAMES)
 
@@ -205,7 +208,7 @@ def test_every_module_states_its_contract(path: Path) -> None:
     tree = parse(path)
 
     assert ast.get_docstring(tree)
-    if path.name not in ("__init__.py", "__main__.py") and "sdk" not in path.parts:  # these run as scripts
+    if path.name not in ("__init__.py", "__main__.py") and path.parts[:2] != ("workspace", "sdk"):  # scripts
         assert any(isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__" for node in tree.body)
 
 

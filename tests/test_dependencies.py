@@ -23,7 +23,7 @@ from tidings import Live, TidingsError, dependencies
 from tidings.dependencies import missing_extra, missing_name_error
 from tidings.http import disconnects
 from tidings.http.app import serve_app
-from tidings.server import internals
+from tidings.sdk import internals
 
 PROJECT = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())["project"]
 EXTRAS = {extra: needs for extra, needs in PROJECT["optional-dependencies"].items() if extra not in ("all", "dev")}

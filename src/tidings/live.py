@@ -25,9 +25,11 @@ from tidings.errors import TidingsError
 from tidings.http.legacy import LegacyStreams
 from tidings.http.listen import ListenStreams
 from tidings.policy import Policy
-from tidings.server import internals
+from tidings.sdk import internals
+from tidings.sdk.change_events import ChangeEvents
+from tidings.sdk.source import source_of
+from tidings.sdk.uri_templates import read_template
 from tidings.server.authorization import Authorization, Authorize, Principal
-from tidings.server.change_events import ChangeEvents
 from tidings.server.extension import ExtensionMethods
 from tidings.server.items import LiveItems, LiveResources
 from tidings.server.list_cache import ListCache
@@ -36,10 +38,8 @@ from tidings.server.local import Listener, listen
 from tidings.server.loop_bridge import LoopBridge
 from tidings.server.middleware import NotificationMiddleware, ToolCallMiddleware, server_info_meta
 from tidings.server.sessions import Sessions
-from tidings.server.source import source_of
 from tidings.server.stream_limits import StreamLimits
 from tidings.server.subscribe import Subscriptions, TermsOf
-from tidings.server.uri_templates import read_template
 from tidings.store import State, Store
 from tidings.store.durable_registry import DurableSubscriptions
 from tidings.store.opened import OpenedStore, open_store
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from tidings.events.types import EventHook, Payload
     from tidings.http.health import Audience
     from tidings.http.options import AppOptions, RunOptions
-    from tidings.server.source import Source
+    from tidings.sdk.source import Source
 
 __all__ = ["Live", "LiveItems", "LiveResources"]
 

@@ -41,8 +41,8 @@ from tidings.cluster.memory import MemoryBackend, MemoryTable
 from tidings.cluster.nats import Nats
 from tidings.core.counts import Counts
 from tidings.core.tracer import Tracer
+from tidings.sdk.internals import lowlevel_of
 from tidings.server.authorization import caller_of
-from tidings.server.internals import lowlevel_of
 from tidings.telemetry.tracing import TracingObserver
 
 MODES = ("legacy", MODERN)

@@ -9,7 +9,7 @@ import pytest
 from tests.support.published import Published, record_commits
 from tests.support.readers import Clock, Reader
 from tidings import Catalog, Hub
-from tidings.server.uri_templates import read_template
+from tidings.sdk.uri_templates import read_template
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tidings import InvalidPattern
 from tidings.core.patterns import PatternIndex, compile_pattern, is_pattern
-from tidings.server.uri_templates import read_template
+from tidings.sdk.uri_templates import read_template
 
 globs = st.lists(st.sampled_from(["a", "b", "/", "*", "**", "/**/", "."]), max_size=9).map("".join)
 uris = st.text("ab/.", max_size=9)

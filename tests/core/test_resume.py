@@ -15,7 +15,7 @@ from tidings.core.model import Feature, Notification, Topic, Version
 from tidings.core.patterns import Match, is_pattern
 from tidings.core.resume import _MAX_WORK, Resumed, contents_changed, resume, watched_among
 from tidings.policy import Policy
-from tidings.server.uri_templates import read_template
+from tidings.sdk.uri_templates import read_template
 
 EPOCH = "here"
 PATTERNS = ["board://*", "board://{number}", "board://7"]

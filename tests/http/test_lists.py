@@ -22,7 +22,7 @@ from tests.support.waiting import until
 from tidings import Policy
 from tidings.core.frames import CURSOR_KEY
 from tidings.http import request_checks
-from tidings.server.internals import registry_of
+from tidings.sdk.internals import registry_of
 
 __all__ = ["local"]
 

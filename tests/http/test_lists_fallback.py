@@ -28,7 +28,7 @@ from tests.support.messages import initialize
 from tests.support.sdk_clients import DEADLINE, LEGACY, MODERN
 from tests.support.tokens import authentication
 from tests.support.uvicorn_server import address_of, run_uvicorn
-from tidings.server import internals
+from tidings.sdk import internals
 
 __all__ = ["local"]
 

@@ -14,7 +14,7 @@ from tests.support.lists import listed, sdk_requests
 from tests.support.sdk_clients import LEGACY
 from tests.support.tokens import authentication
 from tests.support.waiting import DEADLINE
-from tidings.server import internals
+from tidings.sdk import internals
 
 pytestmark = pytest.mark.anyio
 

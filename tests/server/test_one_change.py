@@ -1,4 +1,4 @@
-"""A change of one item: it is checked and encoded once, and clients get what a list request returns."""
+"""A change of one item: it is checked, and clients get what a list request returns."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tidings.core.frames import FrameFormat, encode_frame, render
 from tidings.core.model import Change, Feature, Item, Notification, Operation, Version
 from tidings.errors import InvalidItem
 from tidings.policy import Detail
-from tidings.server.internals import registry_of
+from tidings.sdk.internals import registry_of
 
 
 def forecast(city: str, days: int = 3) -> str:
@@ -87,29 +87,6 @@ def test_item_changed_in_place_after_an_update_is_read_again() -> None:
     tool.description = "in place again"
     live.list_reader.wake(Feature.TOOLS, "forecast")
     assert descriptions(told) == ["once", "in place", "in place again"]
-
-
-@pytest.mark.parametrize("was_stale", [False, True])
-def test_subscriber_may_change_the_updated_item_in_place(was_stale: bool) -> None:
-    server, live = serve()
-    tools, told = registry_of(server, "tools"), list[Notification]()
-    if was_stale:
-        tools["forecast"].description = 5
-        live.list_reader.wake(Feature.TOOLS)
-        assert not live.list_reader.is_current(Feature.TOOLS)
-        tools["forecast"].description = "mended"
-
-    def change_in_place(notification: Notification) -> None:
-        told.append(notification)
-        if descriptions(told)[-1] == "once":
-            tools["forecast"].description = "in place"
-            tools["forecast"] = tools["forecast"]
-
-    live.hub.subscribe(change_in_place, "tools")
-    live.tools.update("forecast", description="once")
-    assert descriptions(told) == ["once", "in place"]
-    assert (known := live.catalog.tools.get("forecast")) is not None
-    assert known["description"] == "in place"
 
 
 @pytest.mark.anyio

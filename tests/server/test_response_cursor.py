@@ -17,7 +17,7 @@ from tidings.core.delta import Copy
 from tidings.core.frames import CHANGE_KEY, CURSOR_KEY, FrameFormat, encode_frame
 from tidings.core.model import Feature, Notification
 from tidings.core.resume import resume
-from tidings.server.internals import WatchedDict, registry_of
+from tidings.sdk.internals import WatchedDict, registry_of
 from tidings.workspace.source import Workspace
 
 pytestmark = pytest.mark.anyio

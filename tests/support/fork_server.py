@@ -22,7 +22,7 @@ PRELOADED = (
     *("tidings.cli.commands", "tidings.cli.remote", "tidings.cli.status", "tidings.store.sqlite"),
     "tidings.cli.watch_session",
     *("tidings.http.app", "tidings.http.router", "tidings.workspace.source", "tidings.workspace.watcher"),
-    *("tidings.server.fastmcp", "tidings.server.mcpserver", "tidings.stdio.transport"),
+    *("tidings.sdk.fastmcp", "tidings.sdk.mcpserver", "tidings.stdio.transport"),
     *("fastmcp.server.server", "fastmcp.server.auth.providers.jwt", "fastmcp.server.middleware.dereference", "griffe"),
     *("key_value.aio.adapters.pydantic", "key_value.aio.stores.memory"),
     *("anyio._backends._asyncio", "uvloop", "uvicorn.lifespan.on", "uvicorn.protocols.websockets.auto"),

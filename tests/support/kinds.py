@@ -14,7 +14,7 @@ from mcp.server.subscriptions import InMemorySubscriptionBus, ListenHandler, Pro
 from tests.support.board_actions import CHANGE_SCHEMA, LOREM, UNNOTICED, Board, card, greet, sprint, steady
 from tests.support.tokens import TOKENS, authentication
 from tidings import Feature
-from tidings.server import internals
+from tidings.sdk import internals
 
 
 class HighLevelBoard(Board):
@@ -164,7 +164,7 @@ class FastMCPBoard(HighLevelBoard):
 
     def quietly(self, key: str) -> None:
         """Make a change that only `live.refresh()` detects."""
-        registry = internals.fastmcp_registry(self.server)
+        registry = self.server.local_provider._components
         component = next(each for each in registry.values() if each.name == key)
         component.description = UNNOTICED
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tidings import Catalog, Feature, Hub, Journal, Policy
-from tidings.server.uri_templates import read_template
+from tidings.sdk.uri_templates import read_template
 from tidings.store import Batch, Store
 from tidings.store.durable import DurableSubscription, Key
 from tidings.store.durable_registry import DurableSubscriptions

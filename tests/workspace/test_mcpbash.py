@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.workspaces import call, get_problems, list_names, serve, write
 from tidings.core.model import Feature
-from tidings.server import internals
+from tidings.sdk import internals
 from tidings.workspace.source import Workspace
 
 pytestmark = pytest.mark.anyio

@@ -331,6 +331,12 @@ def test_workspace_needs_a_folder(tmp_path: Path) -> None:
         Workspace(tmp_path / "nowhere")
 
 
+def test_folder_has_no_editor(tmp_path: Path) -> None:
+    live = Live(Workspace(tmp_path))
+    with pytest.raises(TidingsError, match=r"^tools: this server is a folder; add, edit or remove its files$"):
+        live.tools.remove("kept")
+
+
 def test_file_removed_during_a_scan_is_deferred(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, KEPT)
     file = tmp_path / "tools" / "kept.sh"

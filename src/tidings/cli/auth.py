@@ -86,7 +86,7 @@ def require_token(server: MCPServer[Any], token: str, url: str) -> None:
     """Refuse requests without the token. Call this before the server's app is built."""
     from mcp.server.auth.settings import AuthSettings
 
-    from tidings.server import internals
+    from tidings.sdk import internals
 
     # The SDK requires the URL of an issuer, but sends it to no client.
     settings = AuthSettings.model_validate({"issuer_url": url, "resource_server_url": None})

@@ -82,7 +82,7 @@ def edit_state(path: Path) -> Iterator[tuple[State, Batch]]:
 
 def restore_hub(state: State) -> Hub:
     """Return the hub that a server would have after it starts with this state, with all changes in its journal."""
-    from tidings.server.uri_templates import read_template
+    from tidings.sdk.uri_templates import read_template
 
     # The policy of the server has limited the journal, and that policy is not known here.
     unlimited = Policy(journal_changes=sys.maxsize, journal_age=math.inf, journal_bytes=sys.maxsize)

@@ -26,8 +26,6 @@ from mcp.server.runner import modern_error_data, serve_one
 from mcp.server.session import ServerSession
 from mcp.shared.exceptions import MCPError, NoBackChannelError
 from mcp.shared.jsonrpc_dispatcher import handler_exception_to_error_data
-from mcp.shared.message import ServerMessageMetadata
-from mcp.shared.transport_context import TransportContext
 from mcp_types import INTERNAL_ERROR, INVALID_PARAMS, REQUEST_TIMEOUT, ClientCapabilities, ErrorData, Implementation
 from mcp_types.version import KNOWN_PROTOCOL_VERSIONS, MODERN_PROTOCOL_VERSIONS
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -40,7 +38,8 @@ from tidings.core.counts import Counts
 from tidings.core.redact import redact_uri
 from tidings.core.tracer import Tracer
 from tidings.errors import TidingsError
-from tidings.server import internals
+from tidings.sdk import internals
+from tidings.sdk.requests import RequestContext
 
 __all__ = ["IDLE_TIMEOUT", "forward", "handle", "is_forwarded"]
 
@@ -332,16 +331,10 @@ class _Channel:
         self._send(_Message(channel=self._channel, method=method, params=dict(params) if params is not None else None))
 
 
-class _RequestContext(_Channel):
-    """The SDK's `DispatchContext` of a forwarded request."""
-
+class _RequestContext(_Channel, RequestContext):
     def __init__(self, call: _Request, request: Request | None, send: Callable[[_Message], None]) -> None:
-        super().__init__("request", send)
-        self.transport = TransportContext(kind="tidings", can_send_request=False)
-        self.request_id = call.request_id
-        self.message_metadata = ServerMessageMetadata(request_context=request)
-        self.can_send_request = False
-        self.cancel_requested = anyio.Event()
+        _Channel.__init__(self, "request", send)
+        RequestContext.__init__(self, call.request_id, request)
 
     async def progress(self, progress: float, total: float | None = None, message: str | None = None) -> None:
         self._send(_Message(channel="progress", params={"progress": progress, "total": total, "message": message}))

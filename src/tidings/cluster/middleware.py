@@ -18,9 +18,9 @@ from tidings.cluster.shared_state import SharedState
 from tidings.core.catalog import Catalog
 from tidings.core.hub import Hub
 from tidings.core.model import Feature
-from tidings.server.definitions import as_dict
+from tidings.sdk.definitions import as_dict
+from tidings.sdk.uri_templates import read_template
 from tidings.server.list_reader import ListReader
-from tidings.server.uri_templates import read_template
 from tidings.wire.methods import CALL_METHODS, LIST_METHODS, ListMethod
 
 __all__ = ["ClusterMiddleware"]

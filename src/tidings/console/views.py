@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from tidings.core.hub import Hub
     from tidings.http.legacy import LegacyStreams
     from tidings.http.listen import ListenStreams
+    from tidings.sdk.source import Source
     from tidings.server.list_cache import ListCache
     from tidings.server.list_reader import ListReader
-    from tidings.server.source import Source
     from tidings.store.durable_registry import DurableSubscriptions
 
 __all__ = ["Served", "Views"]
@@ -145,7 +145,7 @@ class Views:
         return {"items": len(items), "revision": items.version.revision, "digest": items.version.digest}
 
     def _list_problems(self) -> list[dict[str, Any]]:
-        problems = getattr(self._server.source, "problems", ())
+        problems = self._server.source.problems
         now = self._hub.catalog.now()
         self._problems = {text: self._problems.get(text, now) for text in map(str, problems)}
         return [
@@ -234,7 +234,7 @@ class Views:
         """Return where the changes of this server come from."""
         if self._server.replica is not None:
             return "cluster"
-        return "workspace" if hasattr(self._server.source, "problems") else "code"
+        return "workspace" if self._server.source.editor is None else "code"
 
     def _items_of(self, change: PublishedChange) -> list[dict[str, Any]]:
         items = self._cached_items.get(change.id)

@@ -4,7 +4,7 @@ There are three forms:
 
 * a glob: `*` is any text within one segment, `**` any text (`resource://*/data`, `file:///logs/**`);
 * an RFC 6570 template, which contains braces (`board://{sprint}/tasks{?page}`). The core does not parse templates: the
-  hub is given a `Templates` function, and `tidings.server.uri_templates` has one that uses the SDK's `UriTemplate`;
+  hub is given a `Templates` function, and `tidings.sdk.uri_templates` has one that uses the SDK's `UriTemplate`;
 * anything else is an exact URI, which this module does not handle.
 
 The index is a trie over the segments between slashes. A segment with wildcards is stored by its literal start and end;

@@ -17,7 +17,7 @@ from typing import Any
 from tidings.http.disconnects import RequestReference, check_uvicorn
 from tidings.http.local_addresses import make_security, needs_security
 from tidings.runtime.shutdown import FINISH_CALLS, on_signals
-from tidings.server import internals
+from tidings.sdk import internals
 from tidings.server.garbage_collection import freeze_objects, restored_gc_settings
 from tidings.server.list_reader import ListReader
 

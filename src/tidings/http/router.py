@@ -19,12 +19,12 @@ from tidings.http.listen import ListenStream, ListenStreams
 from tidings.http.lists import request_and_store, send_cached
 from tidings.http.request_checks import CheckedHeaders, RequestChecks, relevant_headers, strip_values
 from tidings.http.stream import Message, Receive, Scope, Send, replay
-from tidings.server import internals
+from tidings.sdk import internals
+from tidings.sdk.source import Source
 from tidings.server.authorization import principal_of
 from tidings.server.client_identity import ClientIdentity
 from tidings.server.list_cache import ListCache, Outcome
 from tidings.server.list_reader import ListReader
-from tidings.server.source import Source
 from tidings.wire.methods import LIST_METHODS, LISTEN
 
 if TYPE_CHECKING:

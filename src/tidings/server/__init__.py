@@ -1,1 +1,1 @@
-"""Everything that knows the SDK and FastMCP."""
+"""Serving one live server: its lists, its clients, who may watch what."""

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from tidings.core.catalog import Catalog
 from tidings.core.model import Change, Feature
-from tidings.server.source import Source
+from tidings.errors import TidingsError
+from tidings.sdk.source import Editor, Source
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -34,16 +35,22 @@ class LiveItems:
         A low-level server takes a definition, and `handler=`.
         """
         with self._catalog.lock:
-            self._source.add(self._feature, thing, replace=replace, **options)
+            self._editor.add(self._feature, thing, replace=replace, **options)
 
     def remove(self, key: str) -> None:
         with self._catalog.lock:
-            self._source.remove(self._feature, key)
+            self._editor.remove(self._feature, key)
 
     def update(self, key: str, fields: Mapping[str, Any] | None = None, /, **more: Any) -> None:
         """Change only the given fields."""
         with self._catalog.lock:
-            self._source.update(self._feature, key, {**(fields or {}), **more})
+            self._editor.update(self._feature, key, {**(fields or {}), **more})
+
+    @property
+    def _editor(self) -> Editor:
+        if self._source.editor is None:
+            raise TidingsError(f"{self._feature.value}: this server is a folder; add, edit or remove its files")
+        return self._source.editor
 
     def __contains__(self, key: object) -> bool:
         return key in self._items
@@ -75,6 +82,6 @@ class LiveResources(LiveItems):
         uri = self._source.normalize_uri(uri)
         with self._catalog.batch() as changes:
             if uri in self:
-                self._source.delete(uri)
+                self._editor.delete(uri)
             self._catalog.resources.deleted(uri)
         return changes

@@ -25,10 +25,10 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from tidings.core.hub import Hub
 from tidings.core.model import Feature, Version
-from tidings.server import internals
+from tidings.sdk import internals
+from tidings.sdk.source import Source
 from tidings.server.list_reader import ListReader
 from tidings.server.loop_bridge import LoopBridge
-from tidings.server.source import Source
 from tidings.wire.envelope import RESPONSE_HEAD
 from tidings.wire.methods import CACHEABLE_METHODS, DISCOVER, LIST_METHODS
 

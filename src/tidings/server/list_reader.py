@@ -18,12 +18,8 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
-import anyio
-from mcp.server.connection import Connection
-from mcp.server.runner import serve_one
-from mcp.shared.exceptions import MCPError, NoBackChannelError
-from mcp.shared.transport_context import TransportContext
-from mcp_types import CLIENT_CAPABILITIES_META_KEY, METHOD_NOT_FOUND, PROTOCOL_VERSION_META_KEY
+from mcp.shared.exceptions import MCPError
+from mcp_types import METHOD_NOT_FOUND
 from mcp_types.version import LATEST_MODERN_VERSION
 
 from tidings.core.catalog import Catalog
@@ -32,9 +28,10 @@ from tidings.core.model import Change, Feature
 from tidings.core.tracer import READ_LIST
 from tidings.errors import InvalidItem
 from tidings.runtime.backoff import Backoff
-from tidings.server.definitions import distinct
+from tidings.sdk.definitions import distinct
+from tidings.sdk.requests import request
+from tidings.sdk.source import RegistryChange, Source
 from tidings.server.loop_bridge import LoopBridge
-from tidings.server.source import ItemChange, Source
 from tidings.wire.methods import READ_RESOURCE, list_methods
 from tidings.wire.paging import read_pages
 
@@ -74,7 +71,7 @@ class ListReader:
         """The lists that are being read, and since when."""
         self._causes: dict[Feature, Mapping[str, str]] = {}
         """The traces of the calls that changed stale lists."""
-        self._noticed: dict[Feature, dict[str | None, ItemChange]] = {}
+        self._noticed: dict[Feature, dict[str | None, RegistryChange]] = {}
         """The lists that a source said may have changed since the last request for them, with the changes of items that
         were not in the catalog, by key. Needs the catalog's lock."""
         self._retries: dict[Feature, asyncio.TimerHandle] = {}
@@ -156,7 +153,7 @@ class ListReader:
                     self._stale.add(feature)
             await self._read_and_log_errors()
 
-    def wake(self, feature: Feature, key: str | None = None, *, changed: ItemChange | None = None) -> None:
+    def wake(self, feature: Feature, key: str | None = None, *, changed: RegistryChange | None = None) -> None:
         """Read a list again, or one item of it, because the source says that it may have changed.
 
         If the list can't be read, or shows nothing of the items that did change, clients are notified without details.
@@ -197,7 +194,7 @@ class ListReader:
 
     async def request(self, method: str, version: str) -> dict[str, Any]:
         """Return the result of a list request by a modern client without capabilities."""
-        return await self._request(method, version, self.cache_request_id)
+        return await self._request(method, version, self.cache_request_id, {})
 
     async def call(self, method: str, params: Mapping[str, Any]) -> dict[str, Any]:
         """Return the result of any request by such a client. Nobody can answer the server's own requests to it."""
@@ -304,19 +301,8 @@ class ListReader:
         page = {} if cursor is None else {"cursor": cursor}
         return await self._request(method, LATEST_MODERN_VERSION, self.request_id, page)
 
-    async def _request(
-        self, method: str, version: str, request_id: str, more: Mapping[str, Any] | None = None
-    ) -> dict[str, Any]:
-        meta: dict[str, Any] = {PROTOCOL_VERSION_META_KEY: version, CLIENT_CAPABILITIES_META_KEY: {}}
-        params = {"_meta": meta, **(more or {})}
-        return await serve_one(
-            self._server,
-            _RequestContext(request_id),
-            method,
-            params,
-            connection=Connection.from_envelope(version, None, {}),
-            lifespan_state=self.lifespan,
-        )
+    async def _request(self, method: str, version: str, request_id: str, params: Mapping[str, Any]) -> dict[str, Any]:
+        return await request(self._server, self.lifespan, request_id, method, version, params)
 
     # Into the catalog
 
@@ -348,23 +334,3 @@ class ListReader:
             self._reported.add(str(error))
             self._hub.counts.failures["items left out"] += 1
             logger.error("clients will not be told of an item: %s", error)
-
-
-class _RequestContext:
-    """The SDK's `DispatchContext` of a request without a client: nothing can be sent back."""
-
-    def __init__(self, request_id: str) -> None:
-        self.transport = TransportContext(kind="tidings", can_send_request=False)
-        self.request_id = request_id
-        self.message_metadata = None
-        self.can_send_request = False
-        self.cancel_requested = anyio.Event()
-
-    async def send_raw_request(self, method: str, params: Mapping[str, Any] | None, opts: Any = None) -> dict[str, Any]:
-        raise NoBackChannelError(method)
-
-    async def notify(self, method: str, params: Mapping[str, Any] | None, opts: Any = None) -> None:
-        return None
-
-    async def progress(self, progress: float, total: float | None = None, message: str | None = None) -> None:
-        return None

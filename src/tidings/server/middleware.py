@@ -28,12 +28,12 @@ from tidings.core.hub import Hub
 from tidings.core.model import Feature, Topic
 from tidings.core.tracer import RUN_TOOL
 from tidings.errors import UnsupportedEventLoop
-from tidings.server.change_events import ChangeEvents
-from tidings.server.definitions import as_dict, with_meta
+from tidings.sdk.change_events import ChangeEvents
+from tidings.sdk.definitions import as_dict, with_meta
+from tidings.sdk.source import Source
 from tidings.server.list_reader import ListReader
 from tidings.server.response_cursor import ResponseCursor
 from tidings.server.sessions import Sessions, identity_of
-from tidings.server.source import Source
 from tidings.wire.methods import CALL_TOOL, DISCOVER, INITIALIZE, INITIALIZED, LIST_METHODS, LISTEN, READ_RESOURCE
 
 __all__ = ["NotificationMiddleware", "ToolCallMiddleware", "server_info_meta"]

@@ -35,10 +35,10 @@ from tidings.core.model import Feature, Notification, Reason, Topic
 from tidings.core.redact import short_id
 from tidings.core.subscriber import BUSY, ConnectionKind, Subscriber
 from tidings.errors import InvalidPattern, LimitReached, TooManyStreams
-from tidings.server import internals
+from tidings.sdk import internals
+from tidings.sdk.definitions import with_meta
 from tidings.server.authorization import caller_of
 from tidings.server.client_identity import ClientIdentity, ClientObserver
-from tidings.server.definitions import with_meta
 from tidings.server.granted_topics import RequestedTopics
 from tidings.server.heartbeat import Heartbeat
 from tidings.server.subscribe import PreparedSubscription, Subscriptions

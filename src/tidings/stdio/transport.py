@@ -42,7 +42,7 @@ from pydantic_core import from_json
 from tidings.core.frames import ACKNOWLEDGED_METHOD, SUBSCRIPTION_KEY, encode_tag
 from tidings.runtime.lines import LineReader, LineWriter
 from tidings.runtime.shutdown import ANSWER_REST, END_STREAMS, STDIO_DEADLINE, exit_process, on_signals
-from tidings.server import internals
+from tidings.sdk import internals
 from tidings.server.garbage_collection import freeze_objects, restored_gc_settings
 from tidings.server.list_cache import ListCache
 from tidings.server.sessions import NotificationStream

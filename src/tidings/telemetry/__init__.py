@@ -49,6 +49,5 @@ def observe(telemetry: bool | Telemetry, server_name: str, server: MeasuredServe
     server.hub.observers.add(observer)
     server.hub.tracer = observer
     server.hub.catalog.trace = observer.current_trace
-    if hasattr(server.source, "tracer"):
-        server.source.tracer = observer
+    server.source.tracer = observer
     observer.set_providers(server, providers.tracer_provider, providers.meter_provider)

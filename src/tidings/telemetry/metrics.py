@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from tidings.core.counts import BOUNDS, Counts, Latency, SuppressionReason, topic_kind
 from tidings.core.hub import Hub
 from tidings.core.model import CUT_OFF, Feature, Operation, Reason
+from tidings.sdk.source import Source
 
 __all__ = ["LATENCY", "METRICS", "Counters", "Labels", "MeasuredServer", "Metric", "render"]
 
@@ -58,15 +59,14 @@ class Counters(NamedTuple):
 class MeasuredServer:
     """The objects of one server that metrics are read from."""
 
-    def __init__(self, hub: Hub, source: Any, slow_readers: Callable[[], int]) -> None:
-        """`source` can have `rescans`, `problems` and `tracer`, as a workspace does."""
+    def __init__(self, hub: Hub, source: Source, slow_readers: Callable[[], int]) -> None:
         self.hub = hub
         self.source = source
         self.slow_readers = slow_readers
         self.count_replicas: Callable[[], int] = lambda: 0
         self.count_event_subscriptions: Callable[[], int] = lambda: 0
         self.count_pending_events: Callable[[], int] = lambda: 0
-        self.counters = Counters(hub.counts, getattr(source, "rescans", {}))
+        self.counters = Counters(hub.counts, source.rescans)
 
 
 Read: TypeAlias = Callable[[Counters, MeasuredServer | None], Values]
@@ -273,7 +273,7 @@ METRICS = (
         "level",
         "{file}",
         "Files of a workspace that could not be loaded.",
-        _number(lambda server: len(getattr(server.source, "problems", ()))),
+        _number(lambda server: len(server.source.problems)),
     ),
     Metric(
         "tidings.tool.runs",

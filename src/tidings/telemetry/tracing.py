@@ -25,7 +25,7 @@ from tidings.core.model import CUT_OFF, Change, Feature, Notification, Reason, T
 from tidings.core.observer import Observer, subscribers_and_topics
 from tidings.core.redact import MAX_LABEL, one_line, redact_uri
 from tidings.core.tracer import SpanOutcome, Tracer
-from tidings.server import internals
+from tidings.sdk import internals
 from tidings.telemetry.instruments import instruments_of
 from tidings.telemetry.metrics import MeasuredServer
 

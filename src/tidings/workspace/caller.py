@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import mcp_types as types
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
-from tidings.server import internals
+from tidings.sdk import internals
 from tidings.workspace.result import LOG_LEVELS
 
 if TYPE_CHECKING:

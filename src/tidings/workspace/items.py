@@ -13,7 +13,7 @@ from mcp.server.mcpserver.tools.base import Tool
 
 from tidings.core.model import Feature
 from tidings.events.types import EventType
-from tidings.server.definitions import as_dict, key_of, to_definition
+from tidings.sdk.definitions import as_dict, key_of, to_definition
 from tidings.workspace.problems import Problem
 from tidings.workspace.units import Unit
 

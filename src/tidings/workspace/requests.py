@@ -17,8 +17,8 @@ import mcp_types as types
 from mcp.server.mcpserver import MCPServer
 from mcp.shared.exceptions import MCPError
 
-from tidings.server import internals
-from tidings.server.definitions import key_of
+from tidings.sdk import internals
+from tidings.sdk.definitions import key_of
 from tidings.wire.methods import GET_PROMPT, LIST_METHODS
 
 __all__ = ["wrap_handlers"]

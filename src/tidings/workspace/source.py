@@ -18,7 +18,6 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 import mcp_types as types
-import msgspec
 from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.resources import FunctionResource
 
@@ -27,8 +26,8 @@ from tidings.core.model import Feature
 from tidings.core.tracer import SCAN, Tracer
 from tidings.errors import TidingsError
 from tidings.events.types import EventTypes
-from tidings.server import internals
-from tidings.server.source import Source
+from tidings.sdk import internals
+from tidings.sdk.source import Source
 from tidings.workspace import DEFAULT_POLL, TOP_LEVEL
 from tidings.workspace.caller import set_log_level
 from tidings.workspace.events import load_event
@@ -197,24 +196,6 @@ class Workspace(Source):
         with self._catalog.lock if self._catalog is not None else nullcontext():
             counts = Counter(feature for feature, _ in self._served)
         return {feature: counts[feature] for feature in Feature}
-
-    def read_item(self, feature: Feature, key: str) -> bytes | None:
-        for definition in self.read_items(feature):
-            if key in (definition.get("name"), definition.get("uri")):
-                return msgspec.json.encode(definition)
-        return None
-
-    def add(self, feature: Feature, thing: Any, *, replace: bool, **options: Any) -> None:
-        raise TidingsError(f"{feature.value}: this server is a folder; add a file to it")
-
-    def remove(self, feature: Feature, key: str) -> None:
-        raise TidingsError(f"{feature.value}: this server is a folder; remove the file of {key!r}")
-
-    def update(self, feature: Feature, key: str, fields: Mapping[str, Any]) -> None:
-        raise TidingsError(f"{feature.value}: this server is a folder; edit the file of {key!r}")
-
-    def delete(self, uri: str) -> None:
-        self.remove(Feature.RESOURCES, uri)
 
     async def run(self) -> None:
         """Keep the items up to date until cancelled."""

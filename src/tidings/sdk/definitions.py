@@ -14,9 +14,19 @@ from pydantic import BaseModel
 from pydantic_core import to_json
 
 from tidings.core.model import Feature
-from tidings.errors import InvalidItem
+from tidings.errors import AlreadyExists, InvalidItem
 
-__all__ = ["KEYS", "as_dict", "distinct", "encode", "key_of", "to_definition", "with_meta"]
+__all__ = [
+    "already_exists",
+    "as_dict",
+    "check_key",
+    "distinct",
+    "encode",
+    "invalid",
+    "key_of",
+    "to_definition",
+    "with_meta",
+]
 
 
 def to_definition(component: Any) -> BaseModel:
@@ -43,13 +53,9 @@ def to_definition(component: Any) -> BaseModel:
     return types.Resource(uri=component.uri, name=component.name or "", **shared)
 
 
-KEYS = ("uri_template", "uri", "name")
-"""The fields that identify an item: the first one that it has."""
-
-
 def key_of(item: Any) -> str:
     """Return the key of an item of a high-level server."""
-    for name in KEYS:
+    for name in ("uri_template", "uri", "name"):
         if (value := getattr(item, name, None)) is not None:
             return str(value)
     raise InvalidItem(f"{item!r:.80} has neither a name nor a URI")
@@ -83,3 +89,17 @@ def distinct(feature: Feature, listed: Iterable[dict[str, Any]]) -> Iterable[dic
     for definition in listed:
         seen.setdefault(definition.get(feature.key_field, definition.get("uriTemplate")), definition)
     return seen.values()
+
+
+def already_exists(feature: Feature, key: str) -> AlreadyExists:
+    return AlreadyExists(f"{feature.value}: {key!r} exists already; remove it first, or add with replace=True")
+
+
+def invalid(feature: Feature, key: str, error: Exception) -> InvalidItem:
+    return InvalidItem(f"{feature.value}: {key!r} would not be valid: {error}")
+
+
+def check_key(feature: Feature, key: str, updated: str) -> None:
+    """Raise `InvalidItem` if an update has changed the key of an item."""
+    if updated != key:
+        raise InvalidItem(f"{feature.value}: an update can't rename {key!r} to {updated!r}; remove and add")

@@ -13,7 +13,7 @@ from tests.support.waiting import DEADLINE
 
 PACKAGES = ["fastmcp-slim==4.2.0", "uncalled-for==0.6.1"]  # the second is newer than in the lock, too
 TESTS = [
-    "tests/server/test_internals.py",
+    "tests/sdk/test_internals.py",
     "tests/http/test_app.py::test_headers_of_a_changed_tool_are_checked_by_its_present_schema",
 ]
 

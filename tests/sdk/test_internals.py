@@ -1,4 +1,4 @@
-"""The private parts of the SDK, FastMCP and OpenTelemetry that `tidings.server.internals` uses exist and are in use.
+"""The private parts of the SDK, FastMCP and OpenTelemetry that `tidings.sdk.internals` uses exist and are in use.
 
 Each test uses the part for its purpose: a name can still exist and have no effect. The parts of uvicorn are in
 `tests/http/test_internals_uvicorn.py`.
@@ -37,7 +37,7 @@ from pydantic import AnyHttpUrl
 from tests.support.forking import forked_command
 from tests.support.messages import META, initialize
 from tests.support.waiting import until
-from tidings.server import internals
+from tidings.sdk import internals
 from tidings.wire.methods import LIST_METHODS
 
 
@@ -85,7 +85,7 @@ async def test_write_stream_gets_all_messages_of_a_connection() -> None:
 def test_stdio_is_claimed_and_released() -> None:
     program = """
 import os, subprocess, sys
-from tidings.server import internals
+from tidings.sdk import internals
 with internals.claim_stdio() as (stdin, stdout):
     print("stray", flush=True)
     subprocess.run(["sh", "-c", "echo stray; cat"], check=True)
@@ -153,7 +153,7 @@ def test_registry_of_a_fastmcp_is_watched_and_used() -> None:
         provider.add_template(ResourceTemplate.from_function(detail, uri_template="a://t/{number}")),
     ]
     assert woken == [(component.key, None, component) for component in added]
-    assert [internals.fastmcp_registry(server)[each.key].key for each in added] == [each.key for each in added]
+    assert [provider._components[each.key].key for each in added] == [each.key for each in added]
 
     for remove, key in (
         (provider.remove_tool, "t"),
@@ -165,7 +165,7 @@ def test_registry_of_a_fastmcp_is_watched_and_used() -> None:
         remove(key)
         assert len(woken) > before
         assert woken[-1][2] is None
-    assert not internals.fastmcp_registry(server)
+    assert not provider._components
 
 
 @pytest.mark.parametrize(
@@ -422,7 +422,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from mcp.server.mcpserver import MCPServer
 from tidings import Live
-from tidings.server import internals
+from tidings.sdk import internals
 
 live = Live(MCPServer("late"))
 live.resources.updated("x://before")

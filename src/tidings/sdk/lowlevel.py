@@ -23,19 +23,28 @@ from tidings.core.catalog import Catalog
 from tidings.core.encoding import safe_json
 from tidings.core.model import Feature, item_key
 from tidings.errors import InvalidItem, NotFound
-from tidings.server.components import already_exists
-from tidings.server.definitions import as_dict
-from tidings.server.source import Source, Wake
+from tidings.sdk.definitions import already_exists, as_dict, check_key, invalid
+from tidings.sdk.source import Editor, Source, Wake
 from tidings.wire.methods import CALL_TOOL, GET_PROMPT, READ_RESOURCE, list_methods
 
 __all__ = ["LowLevelSource"]
 
 
 class LowLevelSource(Source):
-    """`live.tools.add({"name": …, "inputSchema": …}, handler=function)`: the handler gets the arguments by name."""
-
     def __init__(self, server: Server[Any]) -> None:
         self.server = self.lowlevel = server
+
+    def watch(self, catalog: Catalog, wake: Wake) -> None:
+        self.editor = LowLevelEditor(self.lowlevel, catalog, wake)
+
+
+class LowLevelEditor(Editor):
+    """`live.tools.add({"name": …, "inputSchema": …}, handler=function)`: the handler gets the arguments by name."""
+
+    def __init__(self, server: Server[Any], catalog: Catalog, wake: Wake) -> None:
+        self._server = server
+        self._catalog = catalog
+        self._wake = wake
         self._added: dict[Feature, dict[str, dict[str, Any]]] = {feature: {} for feature in Feature}
         self._handlers: dict[tuple[Feature, str], Callable[..., Any]] = {}
         self._changed: dict[Feature, dict[str, dict[str, Any] | None]] = {feature: {} for feature in Feature}
@@ -49,10 +58,6 @@ class LowLevelSource(Source):
         self._paginations: dict[str, tuple[str, set[str]]] = {}
         """By method: the next page of the last list request, and the keys on the pages before it."""
         self._installed: set[Feature] = set()
-
-    def watch(self, catalog: Catalog, wake: Wake) -> None:
-        self._catalog = catalog
-        self._wake = wake
 
     def add(
         self, feature: Feature, thing: Any, *, replace: bool, handler: Callable[..., Any] | None = None, **options: Any
@@ -94,10 +99,7 @@ class LowLevelSource(Source):
             self._check_listed(feature, key)
         # The definition that the handlers list is not known here; a minimal one is enough to check the fields.
         merged = _checked(feature, _merged(_minimal(feature, key) if added is None else added, fields))
-        if item_key(feature, merged) != key:
-            raise InvalidItem(
-                f"{feature.value}: an update can't rename {key!r} to {item_key(feature, merged)!r}; remove and add"
-            )
+        check_key(feature, key, item_key(feature, merged))
         if added is not None:
             self._added[feature][key] = merged
         else:
@@ -141,10 +143,12 @@ class LowLevelSource(Source):
         self._install_call(feature)
 
     def _install_list(self, method: str, feature: Feature, member: str) -> None:
-        inner = self.lowlevel.get_request_handler(method)
+        inner = self._server.get_request_handler(method)
+        result_type: Any = MONOLITH_RESULTS[method]
+        empty = result_type.model_validate({member: []})  # with all members that the protocol requires
 
         async def handle(ctx: ServerRequestContext[Any, Any], params: types.PaginatedRequestParams) -> dict[str, Any]:
-            result = as_dict(_empty_result(method, member) if inner is None else await inner.handler(ctx, params))
+            result = as_dict(empty if inner is None else await inner.handler(ctx, params))
             keys = self._all_listed(method, params.cursor, result.get("nextCursor"), feature, result.get(member, []))
             is_template = member == "resourceTemplates"
             if keys is not None:
@@ -163,7 +167,7 @@ class LowLevelSource(Source):
                 items += [item for item in added if ("uriTemplate" in item) == is_template]
             return result | {member: items}
 
-        self.lowlevel.add_request_handler(method, types.PaginatedRequestParams, handle)
+        self._server.add_request_handler(method, types.PaginatedRequestParams, handle)
 
     def _all_listed(
         self, method: str, cursor: str | None, following: str | None, feature: Feature, items: list[dict[str, Any]]
@@ -193,11 +197,11 @@ class LowLevelSource(Source):
         return None if changed is None else _merged(item, changed)
 
     def _install_call(self, feature: Feature) -> None:
-        method, params_type, member, to_result = _CALLS[feature]
-        inner = self.lowlevel.get_request_handler(method)
+        method, params_type, to_result = _CALLS[feature]
+        inner = self._server.get_request_handler(method)
 
         async def handle(ctx: ServerRequestContext[Any, Any], params: Any) -> Any:
-            key = str(getattr(params, member))
+            key = str(getattr(params, feature.key_field))
             found = self._handler(feature, key)
             if found is not None:
                 handler, arguments = found
@@ -207,7 +211,7 @@ class LowLevelSource(Source):
                 raise MCPError(types.INVALID_PARAMS, f"Unknown {feature.singular}: {key}")
             return await inner.handler(ctx, params)
 
-        self.lowlevel.add_request_handler(method, params_type, handle)
+        self._server.add_request_handler(method, params_type, handle)
 
     def _handler(self, feature: Feature, key: str) -> tuple[Callable[..., Any], dict[str, Any]] | None:
         if (feature, key) in self._handlers:
@@ -240,7 +244,7 @@ def _checked(feature: Feature, definition: Mapping[str, Any]) -> dict[str, Any]:
         if "uriTemplate" in copy:
             UriTemplate.parse(copy["uriTemplate"])
     except (ValueError, TypeError) as error:
-        raise InvalidItem(f"{feature.value}: {key!r} would not be valid: {error}") from None
+        raise invalid(feature, key, error) from None
     return copy
 
 
@@ -258,13 +262,6 @@ def _minimal(feature: Feature, key: str) -> dict[str, Any]:
 
 def _merged(item: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in {**item, **fields}.items() if value is not None}
-
-
-def _empty_result(method: str, member: str) -> BaseModel:
-    """Return the result of a list handler that the user does not have, with all members that the protocol requires."""
-    kind: Any = MONOLITH_RESULTS[method]
-    result: BaseModel = kind.model_validate({member: []})
-    return result
 
 
 def _tool_result(name: str, value: Any) -> Any:
@@ -293,8 +290,8 @@ def _read_result(uri: str, value: Any) -> Any:
     return value
 
 
-_CALLS: dict[Feature, tuple[str, Any, str, Callable[[str, Any], Any]]] = {
-    Feature.TOOLS: (CALL_TOOL, types.CallToolRequestParams, "name", _tool_result),
-    Feature.PROMPTS: (GET_PROMPT, types.GetPromptRequestParams, "name", _prompt_result),
-    Feature.RESOURCES: (READ_RESOURCE, types.ReadResourceRequestParams, "uri", _read_result),
+_CALLS: dict[Feature, tuple[str, Any, Callable[[str, Any], Any]]] = {
+    Feature.TOOLS: (CALL_TOOL, types.CallToolRequestParams, _tool_result),
+    Feature.PROMPTS: (GET_PROMPT, types.GetPromptRequestParams, _prompt_result),
+    Feature.RESOURCES: (READ_RESOURCE, types.ReadResourceRequestParams, _read_result),
 }

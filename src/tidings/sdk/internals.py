@@ -1,7 +1,7 @@
 """All private parts of the SDK, FastMCP and OpenTelemetry that Tidings uses.
 
 None of them has a public equivalent in the supported versions. Their names are in a table for each package, and are
-checked at the start. `tests/server/test_internals.py` fails if a name still exists but works differently. The parts of
+checked at the start. `tests/sdk/test_internals.py` fails if a name still exists but works differently. The parts of
 uvicorn that Tidings uses are in `http/disconnects.py`.
 """
 
@@ -12,11 +12,9 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
-from mcp.server.session import ServerSession
 from mcp.server.subscriptions import ListenHandler
 from opentelemetry import trace
 
@@ -31,10 +29,10 @@ if TYPE_CHECKING:
     from mcp.server.auth.settings import AuthSettings
     from mcp.server.connection import Connection
     from mcp.server.mcpserver import MCPServer
+    from mcp.server.session import ServerSession
     from mcp.server.streamable_http import StreamableHTTPServerTransport
     from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
     from mcp.server.subscriptions import SubscriptionBus
-    from mcp_types import RequestId, ServerNotification
 
 __all__ = [
     "FASTMCP_NAMES",
@@ -42,15 +40,13 @@ __all__ = [
     "OPENTELEMETRY_NAMES",
     "SDK_NAMES",
     "WatchedDict",
-    "WatchedSession",
     "buses_of",
     "check_fastmcp",
     "claim_stdio",
     "connection_of",
     "fastmcp_endpoint",
-    "fastmcp_registry",
     "follow_apps",
-    "has_own_listen_handler",
+    "has_input_schemas",
     "has_standard_discover",
     "has_standard_list",
     "has_tracer",
@@ -58,7 +54,6 @@ __all__ = [
     "lowlevel_of",
     "notify_request",
     "registry_of",
-    "replace_in_fastmcp",
     "restart_idle_timeout",
     "session_of",
     "set_auth",
@@ -236,65 +231,27 @@ def buses_of(server: object, lowlevel: Server[Any]) -> list[SubscriptionBus]:
     return found
 
 
-def has_own_listen_handler(lowlevel: Server[Any]) -> bool:
-    """Return whether the user's own code serves listen requests, and not the SDK's."""
-    entry = lowlevel.get_request_handler(LISTEN)
-    return entry is not None and type(entry.handler) is not ListenHandler
-
-
-class WatchedSession(ServerSession):
-    """The session of one request, which does not send the notifications that a function accepts.
-
-    `send_tool_list_changed()` and the similar methods call `send_notification`. A notification that belongs to the
-    request is always sent: FastMCP sends such ones when it changes what this client alone sees."""
-
-    def __init__(self, session: ServerSession, replaces: Callable[[ServerNotification], bool]) -> None:
-        self.__dict__ = session.__dict__  # FastMCP keeps state there
-        self._tidings_replaces = replaces
-
-    async def send_notification(
-        self, notification: ServerNotification, related_request_id: RequestId | None = None
-    ) -> None:
-        if related_request_id is not None or not self._tidings_replaces(notification):
-            await super().send_notification(notification, related_request_id)
-
-
-_REGISTRIES: dict[str, Callable[[MCPServer[Any]], dict[str, Any]]] = {
-    "tools": attrgetter("_tool_manager._tools"),
-    "prompts": attrgetter("_prompt_manager._prompts"),
-    "resources": attrgetter("_resource_manager._resources"),
-    "templates": attrgetter("_resource_manager._templates"),
-}
-
-
 def registry_of(server: MCPServer[Any], name: str) -> dict[str, Any]:
     """Return a dict with items of an `MCPServer`: "tools", "prompts", "resources" or "templates".
 
     The server has no methods to remove a resource or to update an item."""
-    return _REGISTRIES[name](server)
+    registry: dict[str, Any] = getattr(_manager_of(server, name), f"_{name}")
+    return registry
+
+
+def _manager_of(server: MCPServer[Any], name: str) -> Any:
+    match name:
+        case "tools":
+            return server._tool_manager
+        case "prompts":
+            return server._prompt_manager
+    return server._resource_manager
 
 
 def set_auth(server: MCPServer[Any], settings: AuthSettings, verifier: TokenVerifier) -> None:
     """Require a token. The public way is only in the constructor of `MCPServer`."""
     server.settings.auth = settings
     server._token_verifier = verifier
-
-
-def fastmcp_registry(server: FastMCP[Any]) -> dict[str, Any]:
-    """Return all components that were registered with a `FastMCP` itself, by its own keys."""
-    return server.local_provider._components
-
-
-def replace_in_fastmcp(server: FastMCP[Any], feature: Feature, components: list[Any]) -> None:
-    """Replace all versions of one item.
-
-    The public method that adds an item may refuse one that exists. If the item were removed first, it would go to the
-    end of its list. So this writes `_components` directly."""
-    provider: Any = server.local_provider
-    for component in components:
-        provider._components[component.key] = component
-    if feature is Feature.TOOLS and has_input_schemas(lowlevel_of(server)):
-        provider._seed_schema(components[0].name, components)
 
 
 def has_input_schemas(lowlevel: Server[Any]) -> bool:
@@ -312,11 +269,10 @@ def watch_mcpserver(
     """Call `changed` after each change of a registry, with the feature and the arguments of `OnChange`.
 
     From now on, each change of a registry holds the lock."""
-    tools, prompts, resources = server._tool_manager, server._prompt_manager, server._resource_manager
-    tools._tools = WatchedDict(tools._tools, partial(changed, Feature.TOOLS), lock)
-    prompts._prompts = WatchedDict(prompts._prompts, partial(changed, Feature.PROMPTS), lock)
-    resources._resources = WatchedDict(resources._resources, partial(changed, Feature.RESOURCES), lock)
-    resources._templates = WatchedDict(resources._templates, partial(changed, Feature.RESOURCES), lock)
+    for name in ("tools", "prompts", "resources", "templates"):
+        feature = Feature.RESOURCES if name == "templates" else Feature(name)
+        watched = WatchedDict(registry_of(server, name), partial(changed, feature), lock)
+        setattr(_manager_of(server, name), f"_{name}", watched)
 
 
 def watch_fastmcp(
@@ -392,49 +348,37 @@ class WatchedDict(dict[str, Any]):
         self._changed = changed
         self._lock = lock
 
-    def __setitem__(self, key: str, value: Any) -> None:
+    def _change(self, key: str | None, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         with self._lock:
-            before = self.get(key)
-            super().__setitem__(key, value)
-            self._changed(key, before, value)
+            before = None if key is None else self.get(key)
+            result = method(*args, **kwargs)
+            after = None if key is None else self.get(key)
+            if key is None or before is not None or after is not None:
+                self._changed(key, before, after)
+            return result
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self._change(key, super().__setitem__, key, value)
 
     def __delitem__(self, key: str) -> None:
-        with self._lock:
-            before = self.get(key)
-            super().__delitem__(key)
-            self._changed(key, before, None)
+        self._change(key, super().__delitem__, key)
 
     def __ior__(self, other: Any) -> WatchedDict:  # type: ignore[override, misc]  # dict's own is an overload for pairs
         self.update(other)
         return self
 
-    def pop(self, *args: Any) -> Any:
-        with self._lock:
-            is_known = args[0] in self
-            value = super().pop(*args)
-            if is_known:
-                self._changed(args[0], value, None)
-            return value
+    def pop(self, key: str, *default: Any) -> Any:
+        return self._change(key, super().pop, key, *default)
 
     def popitem(self) -> tuple[str, Any]:
-        with self._lock:
-            item = super().popitem()
-            self._changed(*item, None)
-            return item
+        key = next(reversed(self), "")
+        return key, self.pop(key)
 
     def clear(self) -> None:
-        with self._lock:
-            super().clear()
-            self._changed(None, None, None)
+        self._change(None, super().clear)
 
     def update(self, *args: Any, **kwargs: Any) -> None:
-        with self._lock:
-            super().update(*args, **kwargs)
-            self._changed(None, None, None)
+        self._change(None, super().update, *args, **kwargs)
 
     def setdefault(self, key: str, default: Any = None) -> Any:
-        with self._lock:
-            before = self.get(key)
-            value = super().setdefault(key, default)
-            self._changed(key, before, value)
-            return value
+        return self._change(key, super().setdefault, key, default)

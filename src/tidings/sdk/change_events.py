@@ -7,18 +7,25 @@ sends to its client with `ctx.session.send_*()`. The list that the server return
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from functools import partial
 from typing import Final
 
 import mcp_types as types
 from mcp.server.session import ServerSession
-from mcp.server.subscriptions import PromptsListChanged, ResourcesListChanged, ResourceUpdated, ToolsListChanged
+from mcp.server.subscriptions import (
+    ListenHandler,
+    PromptsListChanged,
+    ResourcesListChanged,
+    ResourceUpdated,
+    ToolsListChanged,
+)
 
 from tidings.core.catalog import Catalog
 from tidings.core.hub import Hub
 from tidings.core.model import Feature
-from tidings.server import internals
-from tidings.server.source import ItemChange, Source, Wake
+from tidings.sdk import internals
+from tidings.sdk.source import RegistryChange, Source, Wake
 from tidings.wire.methods import LISTEN
 
 __all__ = ["ChangeEvents"]
@@ -47,7 +54,8 @@ class ChangeEvents:
         self._wake = wake
         for bus in internals.buses_of(source.server, source.lowlevel):
             bus.subscribe(self._on_event)
-        if internals.has_own_listen_handler(source.lowlevel):
+        entry = source.lowlevel.get_request_handler(LISTEN)
+        if entry is not None and type(entry.handler) is not ListenHandler:
             logger.warning(
                 "%s: Live replaces the server's own handler of %s, and clients do not get what that would send; "
                 "use live.tools, live.prompts and live.resources, or the SDK's ListenHandler(bus)",
@@ -59,7 +67,7 @@ class ChangeEvents:
         """Return the session of a request with its change notifications taken as wake-ups.
 
         If Tidings notifies the client, they are not sent: the client would get each change twice."""
-        return internals.WatchedSession(session, partial(self._replaces, is_notified))
+        return _WatchedSession(session, partial(self._replaces, is_notified))
 
     def _on_event(self, event: object) -> None:
         self._report(event)
@@ -78,10 +86,27 @@ class ChangeEvents:
         if (feature := _FEATURES.get(type(event))) is not None:
             # If the user replaced the list method of an `MCPServer`, the list may have changed for some callers only,
             # and Tidings can't see that: it believes the event. For other kinds of servers it compares the lists.
-            self._wake(feature, changed=ItemChange() if self._source.has_shared_lists else None)
+            self._wake(feature, changed=RegistryChange() if self._source.has_shared_lists else None)
         elif isinstance(event, ResourceUpdated | types.ResourceUpdatedNotification):
             uri = event.uri if isinstance(event, ResourceUpdated) else str(event.params.uri)
             self._catalog.resources.updated(self._source.normalize_uri(uri))
         else:
             return False
         return True
+
+
+class _WatchedSession(ServerSession):
+    """The session of one request, which does not send the notifications that a function accepts.
+
+    `send_tool_list_changed()` and the similar methods call `send_notification`. A notification that belongs to the
+    request is always sent: FastMCP sends such ones when it changes what this client alone sees."""
+
+    def __init__(self, session: ServerSession, replaces: Callable[[types.ServerNotification], bool]) -> None:
+        self.__dict__ = session.__dict__  # FastMCP keeps state there
+        self._tidings_replaces = replaces
+
+    async def send_notification(
+        self, notification: types.ServerNotification, related_request_id: types.RequestId | None = None
+    ) -> None:
+        if related_request_id is not None or not self._tidings_replaces(notification):
+            await super().send_notification(notification, related_request_id)

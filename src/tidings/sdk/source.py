@@ -1,26 +1,28 @@
-"""A source: the server that the user has, as Tidings reads and changes it.
+"""A source: the server that the user has, as Tidings reads it, and its editor, as Tidings changes it.
 
-There is one implementation for each kind of server, and a workspace is one too. A source reports changes only as
-wake-ups; the list that the server returns decides. The lists of an `MCPServer` can be read immediately and from any
-thread. Other servers can only be read with list requests, on an event loop.
+There is one implementation for each kind of server, and a workspace is one too: it has no editor. A source reports
+changes only as wake-ups; the list that the server returns decides. The lists of an `MCPServer` can be read immediately
+and from any thread. Other servers can only be read with list requests, on an event loop.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 from mcp.server import Server
 
 from tidings.core.catalog import Catalog
 from tidings.core.model import Feature
+from tidings.core.tracer import Tracer
 from tidings.errors import InvalidItem, TidingsError
 
-__all__ = ["ItemChange", "OnInvalid", "Source", "Wake", "source_of"]
+__all__ = ["Editor", "OnInvalid", "RegistryChange", "Source", "Wake", "source_of"]
 
 
-class ItemChange(NamedTuple):
+class RegistryChange(NamedTuple):
     """A change of an item in the server's registry. A list without a token may not show the item."""
 
     key: str | None = None
@@ -32,7 +34,7 @@ class ItemChange(NamedTuple):
 class Wake(Protocol):
     """Called when a list may have changed."""
 
-    def __call__(self, feature: Feature, key: str | None = None, *, changed: ItemChange | None = None) -> None:
+    def __call__(self, feature: Feature, key: str | None = None, *, changed: RegistryChange | None = None) -> None:
         """With `key`, only that item may have changed, and `read_item` can read it. With `changed`, an item has changed
         in any case."""
 
@@ -41,10 +43,34 @@ OnInvalid = Callable[[InvalidItem], None]
 """Called with the error of an item that is left out."""
 
 
+class Editor(ABC):
+    """Changes the items of a server. Its methods are called with the lock of the catalog."""
+
+    @abstractmethod
+    def add(self, feature: Feature, thing: Any, *, replace: bool, **options: Any) -> None: ...
+
+    @abstractmethod
+    def remove(self, feature: Feature, key: str) -> None: ...
+
+    @abstractmethod
+    def update(self, feature: Feature, key: str, fields: Mapping[str, Any]) -> None: ...
+
+    @abstractmethod
+    def delete(self, uri: str) -> None:
+        """Remove a resource that was deleted from the list, if the list can be changed."""
+
+
 class Source(ABC):
     server: Any
     """The user's server, or the one that the source made. It makes the ASGI app."""
     lowlevel: Server[Any]
+    editor: Editor | None = None
+    """Present from the call of `watch` on; None if the items are files, which the user changes."""
+    problems: Sequence[Any] = ()
+    """The files that are not served as they are, each with its `path`, `line` and `message`."""
+    rescans: Mapping[str, int] = MappingProxyType({})
+    """The number of scans of a folder, by outcome."""
+    tracer: Tracer = Tracer()
     has_shared_lists = False
     """Whether every caller sees the same lists of such a server, unless the user replaces the code that lists them."""
     completes_handshakes = False
@@ -91,21 +117,6 @@ class Source(ABC):
         """Return a URI as the server lists it."""
         return uri
 
-    # The following are called with the lock of the catalog.
-
-    @abstractmethod
-    def add(self, feature: Feature, thing: Any, *, replace: bool, **options: Any) -> None: ...
-
-    @abstractmethod
-    def remove(self, feature: Feature, key: str) -> None: ...
-
-    @abstractmethod
-    def update(self, feature: Feature, key: str, fields: Mapping[str, Any]) -> None: ...
-
-    @abstractmethod
-    def delete(self, uri: str) -> None:
-        """Remove a resource that was deleted from the list, if the list can be changed."""
-
 
 def source_of(server: Any) -> Source:
     """Return the source for a server of any supported kind. A source is returned unchanged."""
@@ -114,15 +125,15 @@ def source_of(server: Any) -> Source:
     if isinstance(server, Source):
         return server
     if isinstance(server, MCPServer):
-        from tidings.server.mcpserver import MCPServerSource
+        from tidings.sdk.mcpserver import MCPServerSource
 
         return MCPServerSource(server)
     if isinstance(server, Server):
-        from tidings.server.lowlevel import LowLevelSource
+        from tidings.sdk.lowlevel import LowLevelSource
 
         return LowLevelSource(server)
     if any(kind.__name__ == "FastMCP" and kind.__module__.startswith("fastmcp.") for kind in type(server).__mro__):
-        from tidings.server.fastmcp import FastMCPSource
+        from tidings.sdk.fastmcp import FastMCPSource
 
         return FastMCPSource(server)
     raise TidingsError(

@@ -10,7 +10,7 @@ from mcp.server import Server
 from mcp.server.mcpserver import MCPServer
 
 from tidings import Live
-from tidings.server import fastmcp
+from tidings.sdk import fastmcp
 
 
 async def own(ctx: Any, call_next: Any) -> Any:
