@@ -31,7 +31,7 @@ IS_NEW := import sys; assert sys.version_info >= (3, 11)
 PROBE := $(IS_NEW); import venv, ensurepip; print(sys.executable)
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-all test-newest test-adapters coverage check dist bench bench-peers sdk-suite screenshot lock format clean
+.PHONY: help run test test-all test-newest test-adapters stress coverage check dist bench bench-peers sdk-suite screenshot lock format clean
 
 help: ## list the targets
 	@echo 'Targets:'
@@ -85,6 +85,9 @@ test-newest: ## run the tests of make test with the newest versions that pyproje
 test-adapters: ## test and type-check the adapters of agent frameworks, with the frameworks, in .venv-adapters
 	@$(MAKE) --no-print-directory VENV=.venv-adapters LEVEL=adapters PYTEST_ARGS=tests/client/adapters test
 	@.venv-adapters/bin/mypy src/tidings/client/adapters tests/client/adapters
+
+stress: $(TEST) ## run the random tests whole, of which make test runs a sample
+	@TIDINGS_STRESS=1 $(BIN)/python -m pytest -m 'stress or hypothesis' -o timeout=7200 $(PYTEST_ARGS)
 
 coverage: $(DEV) ## check that the tests of core/ run at least 95 % of it, lines and branches
 	@$(BIN)/python -m coverage run -m pytest -q -m 'not slow' tests/core tests/testing

@@ -128,7 +128,20 @@ def test_the_readme_says_what_it_is_and_has_two_commands() -> None:
 
 
 def test_the_makefile_has_its_targets() -> None:
-    targets = ("run", "test", "test-all", "check", "dist", "bench", "bench-peers", "lock", "format", "clean", "help")
+    targets = (
+        "run",
+        "test",
+        "test-all",
+        "stress",
+        "check",
+        "dist",
+        "bench",
+        "bench-peers",
+        "lock",
+        "format",
+        "clean",
+        "help",
+    )
     assert commands_of(*targets)
 
 
