@@ -1,8 +1,9 @@
-"""Count the instructions of a server per list, open and delivery: `python -m bench.instructions`.
+"""Count the instructions of a server and of a command, and the memory of a stream: `python -m bench.instructions`.
 
 Times on a shared machine vary by a factor of two. Counts hardly vary, so they show small differences. The server runs
-under Valgrind's `callgrind`, which counts the instructions of the process, not those of the kernel. The work is
-that of `peers/guard.py`. `--checkout DIR` measures the servers of another checkout, such as the one before a change.
+under Valgrind's `callgrind`, which counts the instructions of the process, not those of the kernel. The work of a
+server is that of `peers/guard.py`. Memory is measured without Valgrind. `--checkout DIR` measures another checkout,
+such as the one before a change.
 """
 
 from __future__ import annotations
@@ -20,12 +21,15 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from bench.imports import INITIALIZE
 from bench.peers import guard
-from bench.peers.programs import PEERS, ROOT, Failure, Server, serving
+from bench.peers.programs import PEERS, ROOT, Failure, Server, serving, starting
 from bench.peers.record import record
 
 TOOLS = (10, 100, 1000)
 STREAMS = 100
+STARTS = ((("--help",), b""), (("serve", "DIR", "--stdio"), json.dumps(INITIALIZE).encode() + b"\n"))
+"""The arguments of a command, and what is written to its standard input."""
 Work = Callable[[Server, ExitStack], guard.Sample]
 
 
@@ -60,8 +64,44 @@ def count(peer: str, tools: int, work: Work, programs: Path, checkout: Path) -> 
         return min(sample() for _ in range(3))
 
 
+def weigh(peer: str, is_legacy: bool, programs: Path, checkout: Path) -> float:
+    """Return the least memory of one stream, in bytes."""
+    with serving(PEERS[peer], 10, programs, checkout=checkout) as server, ExitStack() as stack:
+        sample = guard.growing(server, stack, is_legacy)
+        return min(sample() for _ in range(3))
+
+
+def count_start(arguments: tuple[str, ...], request: bytes, checkout: Path) -> float:
+    """Return the instructions of `tidings` until its first line after a request, or without a request until it ends."""
+    with tempfile.TemporaryDirectory() as name:
+        served = Path(name) / "served"
+        (served / "tools").mkdir(parents=True)
+        command = [sys.executable, "-m", "tidings", *(str(served) if each == "DIR" else each for each in arguments)]
+        _start(command, request, checkout)  # compiles the modules
+        profiler = ["valgrind", "--tool=callgrind", f"--callgrind-out-file={name}/counted.%p"]
+        pid = _start([*profiler, *command], request, checkout)
+        return float(sum(_read_total(path) for path in Path(name).glob(f"counted.{pid}*")))
+
+
+def _start(command: list[str], request: bytes, checkout: Path) -> int:
+    pipes = dict.fromkeys(("stdin", "stdout"), subprocess.PIPE)
+    with tempfile.TemporaryFile() as log, starting(command, 0, checkout, stderr=log, **pipes) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(request)
+        process.stdin.flush()
+        if not (process.stdout.readline() if request else process.stdout.read()):
+            log.seek(0)
+            raise Failure(f"{' '.join(command)} wrote nothing: {log.read().decode()}")
+        if not request:
+            process.wait()
+        elif command[0] == "valgrind":
+            subprocess.run(["callgrind_control", "--dump", str(process.pid)], check=True, capture_output=True)
+        return process.pid
+
+
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Count instructions per list, open and delivery.")
+    parser = argparse.ArgumentParser(description="Count the instructions of a server and of a command.")
     parser.add_argument("--checkout", type=Path, default=ROOT, help="the checkout to measure, by default this one")
     parser.add_argument("--only", help="names of servers, separated by commas", default="bare,starlette,asgi,own,sdk")
     parser.add_argument("--tools", help="numbers of tools in lists", default=",".join(map(str, TOOLS)))
@@ -93,6 +133,17 @@ def main() -> int:
             others: dict[str, Work] = {"open": guard.opening, f"delivery to one of {STREAMS} streams": delivering}
             for title, work in others.items():
                 found[title] = {peer: count(peer, 10, work, programs, checkout) for peer in streaming}
+            with_sessions = [peer for peer in peers if "legacy" in PEERS[peer].does]
+            found["set-up of a legacy session with its stream"] = {
+                peer: count(peer, 10, guard.legacy_opening, programs, checkout) for peer in with_sessions
+            }
+            for title, is_legacy, measured in (("", False, streaming), ("legacy ", True, with_sessions)):
+                found[f"bytes of memory per {title}stream"] = {
+                    peer: weigh(peer, is_legacy, programs, checkout) for peer in measured
+                }
+            for arguments, request in STARTS:
+                title = f"tidings {' '.join(arguments)}" + (", until its first response" if request else "")
+                found[title] = {"own": count_start(arguments, request, checkout)}
         except Failure as failure:
             print(failure, file=sys.stderr)
             return 1

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.support.shared_pipe import SharedPipe
+from tests.support.stress import sized
 
 REQUIRE_ALL = os.environ.get("TIDINGS_REQUIRE_ALL") == "1"
 
@@ -35,7 +36,7 @@ SEED = int(os.environ.get("TIDINGS_SEED", "1"))
 # and a profile inherits the other settings from the loaded one.
 settings.register_profile(
     "tidings",
-    max_examples=100,
+    max_examples=sized(100, 1_000),
     deadline=None,  # a busy machine is not a defect; pytest-timeout ends a hang
     suppress_health_check=[HealthCheck.too_slow],  # for the same reason
     derandomize=HAS_DEFAULT_SEED,

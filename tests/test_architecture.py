@@ -1,6 +1,7 @@
 """The layers of docs/architecture.md: which package may import which, and what the core may use."""
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -216,3 +217,28 @@ def test_every_module_states_its_contract(path: Path) -> None:
 def test_every_package_has_a_folder_of_tests(folder: Path) -> None:
     """Of the same name in `tests`. Folders inside a package need none of their own."""
     assert list((Path(__file__).parent / folder.parts[0]).glob("test_*.py"))
+
+
+LONG = 100
+"""Lines. A longer module has tests of its own."""
+UNTESTED = {"__init__"}
+"""Modules without tests of their own: a package's `__init__` has names and protocols, which other modules implement."""
+
+
+def covered() -> Iterator[str]:
+    """Yield the names of the modules that a file of tests is named after, or names in "Covers `module.py`."."""
+    for path in Path(__file__).parent.rglob("test_*.py"):
+        # `test_mailbox_filter.py` covers `mailbox.py`.
+        words = path.stem.removeprefix("test_").split("_")
+        yield from ("_".join(words[:end]) for end in range(1, len(words) + 1))
+        docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+        for names in re.findall(r"Covers (`[^.]+\.py`[^:]*?)\.(?:\s|$)", docstring):
+            yield from re.findall(r"`(\w+)\.py`", names)
+
+
+def test_every_long_module_has_a_file_of_tests_that_names_it() -> None:
+    """By the last part of its name, so that a module and its tests may move."""
+    tested = UNTESTED | {*covered()}
+    untested = [path for path in MODULES if path.stem not in tested]
+
+    assert not [str(path) for path in untested if len((SOURCE / path).read_text("utf-8").splitlines()) > LONG]

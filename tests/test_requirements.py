@@ -1,4 +1,4 @@
-"""Keeps docs/requirements.md consistent with the tests and files that it names.
+"""Keeps tests/requirements.md consistent with the tests and files that it names.
 
 The checks show that each reference leads to an existing test or file. They do not show that the test proves the
 requirement. Tests are found by parsing their files, so that a reference can be checked where its test can't run.
@@ -15,7 +15,7 @@ from typing import NamedTuple
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCUMENT = "docs/requirements.md"
+DOCUMENT = "tests/requirements.md"
 
 LAST_R = 146  # the number of requirements in the source documents, which are complete
 LETTERS = frozenset("RCLWSMTKNOE")

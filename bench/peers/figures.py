@@ -152,7 +152,7 @@ class Target:
     """A bound on the ratio of two medians, or on one median."""
 
     requirement: str
-    """Its id in docs/requirements.md."""
+    """Its id in tests/requirements.md."""
     what: str
     over: tuple[str, str]
     under: tuple[str, str] | None

@@ -7,6 +7,7 @@ virtual one too small, even 0. The client is a few blocking sockets; its cost is
 
 from __future__ import annotations
 
+import re
 import socket
 import statistics
 from collections.abc import Callable
@@ -14,16 +15,29 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TypeAlias
 
-from bench.peers.programs import PEERS, Server, serving
-from bench.peers.record import DEADLINE, LISTEN, RECORDED_ID, TOLD, answer, head_of, modern_request, until
+from bench.peers.programs import PEERS, Failure, Server, serving
+from bench.peers.record import (
+    DEADLINE,
+    LEGACY,
+    LISTEN,
+    RECORDED_ID,
+    TOLD,
+    answer,
+    head_of,
+    legacy_request,
+    modern_request,
+    until,
+)
 
-__all__ = ["delivering", "listing", "opening", "times_less"]
+__all__ = ["delivering", "growing", "legacy_opening", "listing", "opening", "times_less"]
 
 STREAMS = 200
 CHANGES = 20
 """Changes in one request, so that the request itself does not matter."""
 LISTS = 50
 OPENS = 50
+GROWN = 500
+"""Streams that are opened to measure the memory of one."""
 TURNS = 8
 
 Sample: TypeAlias = Callable[[], float]
@@ -41,14 +55,50 @@ def _listen(server: Server, stream: socket.socket) -> None:
 
 def opening(server: Server, stack: ExitStack) -> Sample:
     """Measure one listen request until its acknowledgement, on a connection that is already open."""
+    return _opening(server, stack, _listen)
 
+
+def _opening(server: Server, stack: ExitStack, open_one: Callable[[Server, socket.socket], None]) -> Sample:
     def sample() -> float:
         streams = [_dial(server, stack) for _ in range(OPENS)]
         before = server.cpu()
         for stream in streams:
-            _listen(server, stream)
+            open_one(server, stream)
         return (server.cpu() - before) / OPENS
 
+    return sample
+
+
+def _open_session(server: Server, stream: socket.socket) -> None:
+    """Open a legacy session and its GET stream, on one connection."""
+    client = {"protocolVersion": LEGACY, "capabilities": {}, "clientInfo": {"name": "load", "version": "1"}}
+    stream.sendall(legacy_request(server.port, {"id": 1, "method": "initialize", "params": client}))
+    session = re.search(rb"(?i)\r\nmcp-session-id: *([^\r]+)", until(stream, b"\r\n0\r\n\r\n"))
+    if session is None:
+        raise Failure("a legacy session was not opened")
+    stream.sendall(legacy_request(server.port, {"method": "notifications/initialized"}, session[1].decode()))
+    until(stream, b"\r\n\r\n")
+    stream.sendall(legacy_request(server.port, None, session[1].decode()))
+    until(stream, b"\r\n\r\n", after=b"text/event-stream")
+
+
+def legacy_opening(server: Server, stack: ExitStack) -> Sample:
+    """Measure the set-up of one legacy session with its GET stream, on a connection that is already open."""
+    return _opening(server, stack, _open_session)
+
+
+def growing(server: Server, stack: ExitStack, is_legacy: bool = False) -> Sample:
+    """Measure the resident memory of one open stream, in bytes, after a few that are not counted."""
+    open_one = _open_session if is_legacy else _listen
+
+    def sample() -> float:
+        before = server.memory()
+        for _ in range(GROWN):
+            open_one(server, _dial(server, stack))
+        return (server.memory() - before) / GROWN
+
+    for _ in range(OPENS):
+        open_one(server, _dial(server, stack))
     return sample
 
 

@@ -10,9 +10,22 @@ from typing import Any
 
 from bench.peers.programs import PEERS, Failure, serving
 
-__all__ = ["DEADLINE", "LISTEN", "RECORDED_ID", "TOLD", "answer", "head_of", "modern_request", "record", "until"]
+__all__ = [
+    "DEADLINE",
+    "LEGACY",
+    "LISTEN",
+    "RECORDED_ID",
+    "TOLD",
+    "answer",
+    "head_of",
+    "legacy_request",
+    "modern_request",
+    "record",
+    "until",
+]
 
 MODERN = "2026-07-28"
+LEGACY = "2025-11-25"
 RECORDED_ID = 1_000_000
 """The request id in recorded responses. A server replaces it with an id of the same length."""
 LISTEN = "subscriptions/listen"
@@ -34,6 +47,16 @@ def modern_request(port: int, method: str, request_id: int, **params: Any) -> by
         f"POST /mcp HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nAccept: application/json, text/event-stream\r\n"
         f"Content-Type: application/json\r\nMCP-Protocol-Version: {MODERN}\r\nMcp-Method: {method}\r\n"
         f"Content-Length: {len(body)}\r\n\r\n{body}"
+    ).encode()
+
+
+def legacy_request(port: int, message: dict[str, Any] | None, session: str = "") -> bytes:
+    """Return the POST of a message, or without one the GET of a stream, as load.c sends them."""
+    method, body = ("POST", json.dumps({"jsonrpc": "2.0", **message})) if message else ("GET", "")
+    in_session = f"MCP-Protocol-Version: {LEGACY}\r\nMcp-Session-Id: {session}\r\n" if session else ""
+    return (
+        f"{method} /mcp HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nAccept: application/json, text/event-stream\r\n"
+        f"Content-Type: application/json\r\n{in_session}Content-Length: {len(body)}\r\n\r\n{body}"
     ).encode()
 
 

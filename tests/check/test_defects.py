@@ -1,4 +1,7 @@
-"""Each rule of `tidings check` finds the server that breaks it, and no other rule does."""
+"""Each rule of `tidings check` finds the server that breaks it, and no other rule does.
+
+Covers `capabilities.py`, `lifecycle.py`, `notifications.py` and `trigger.py`.
+"""
 
 from __future__ import annotations
 

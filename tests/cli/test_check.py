@@ -1,4 +1,4 @@
-"""The command `tidings check`: its output, status and errors."""
+"""The command `tidings check`: its output, status and errors. Covers `check_output.py`."""
 
 from __future__ import annotations
 

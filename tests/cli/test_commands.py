@@ -1,4 +1,4 @@
-"""Common behaviour of all commands: help, completion, one-line errors, and a fast start."""
+"""Common behaviour of all commands: help, completion, one-line errors, and a fast start. Covers `output.py`."""
 
 from __future__ import annotations
 

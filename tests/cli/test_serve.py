@@ -1,4 +1,7 @@
-"""`tidings serve` over HTTP: as a process with real clients, its exit on a signal, and the options that it refuses."""
+"""`tidings serve` over HTTP: as a process with real clients, its exit on a signal, and the options that it refuses.
+
+Covers `auth.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`tidings subscriptions`, against running servers and against state files."""
+"""`tidings subscriptions`, against running servers and against state files. Covers `control.py`."""
 
 from __future__ import annotations
 

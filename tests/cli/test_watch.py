@@ -1,4 +1,4 @@
-"""`tidings watch`, with servers of both eras, over HTTP and stdio."""
+"""`tidings watch`, with servers of both eras, over HTTP and stdio. Covers `watch_change.py` and `watch_session.py`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""`Mirror` with real servers of both eras: current lists, few requests, reconnects, subscriptions."""
+"""`Mirror` with real servers of both eras: current lists, few requests, reconnects, subscriptions.
+
+Covers `refresher.py` and `snapshot.py`.
+"""
 
 from __future__ import annotations
 

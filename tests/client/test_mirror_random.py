@@ -15,6 +15,7 @@ from mcp.client.stdio import StdioServerParameters
 from tests.client.test_mirror import ERAS, QUICK
 from tests.support.mirrored_servers import FastServer, NodeServer
 from tests.support.scripted_server import ScriptedServer
+from tests.support.stress import sized
 from tests.support.waiting import DEADLINE, free_port, until
 from tests.typescript.node import MODULES, needs_node, node
 from tidings import Mirror
@@ -23,7 +24,7 @@ from tidings.client.snapshot import KEYS
 pytestmark = pytest.mark.anyio
 
 FEATURES = {"tools": "tools", "prompts": "prompts", "resources": "resources", "templates": "resources"}
-ROUNDS = 12
+ROUNDS = sized(12, 60)
 CHANGES = 6
 SERVERS: dict[str, type[ScriptedServer]] = {
     "tidings": ScriptedServer,
@@ -77,6 +78,7 @@ def lists(mirror: Mirror) -> dict[str, dict[str, Any]]:
     return {name: {key: item.description for key, item in items.items()} for name, items in found.items()}
 
 
+@pytest.mark.stress
 @pytest.mark.parametrize("era", ERAS)
 @pytest.mark.parametrize("kind", [pytest.param(kind, marks=NEEDS.get(kind, [])) for kind in SERVERS])
 async def test_the_mirror_equals_the_server_after_each_round(kind: str, era: str, seed: int) -> None:
@@ -84,7 +86,7 @@ async def test_the_mirror_equals_the_server_after_each_round(kind: str, era: str
     server = SERVERS[kind](page_size=3)
     chaos = Chaos(server, chance)
     port, live = free_port(), kind == "tidings"
-    async with asyncio.timeout(4 * DEADLINE), AsyncExitStack() as outer:
+    async with asyncio.timeout(ROUNDS / 3 * DEADLINE), AsyncExitStack() as outer:
         life = await outer.enter_async_context(AsyncExitStack())
         running = await life.enter_async_context(server.serving(port, live=live))
         target = Client(server.url(running), mode=ERAS[era])

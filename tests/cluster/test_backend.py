@@ -1,4 +1,7 @@
-"""The contract of a backend, over the one in memory and over a real NATS server."""
+"""The contract of a backend, over the one in memory and over a real NATS server.
+
+Covers `memory.py`, `nats_calls.py` and `nats_table.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
 """Calls that arrive at a replica without the handler: real clients and servers, and a backend in memory.
 
 The tests add `Forwarding`, a middleware that forwards what its server does not have.
+
+Covers `middleware.py`.
 """
 
 from __future__ import annotations

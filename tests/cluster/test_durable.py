@@ -1,4 +1,7 @@
-"""Durable subscriptions and webhooks of several replicas: resumed, delivered and changed on any of them."""
+"""Durable subscriptions and webhooks of several replicas: resumed, delivered and changed on any of them.
+
+Covers `shared_durables.py`.
+"""
 
 from __future__ import annotations
 

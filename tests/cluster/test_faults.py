@@ -5,13 +5,12 @@ connections are cut or silent. A modern client connects to any replica, and resu
 legacy client stays with its replica. The history of each process is checked for each of its clients. After the last
 fault, the lists of all replicas and of all clients must become equal.
 
-All operations are chosen by `TIDINGS_SEED`. `TIDINGS_CHANGES=2000` makes the run longer.
+All operations are chosen by `TIDINGS_SEED`. `make stress` makes 2,000 changes.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import time
 from collections.abc import Iterator, Mapping
@@ -27,6 +26,7 @@ from tests.end_to_end.test_resume import Reader
 from tests.support.faults.cluster import Cluster, Fault, Replica, run_cluster
 from tests.support.faults.wire import Stream, get_request, open_session, request, session_headers
 from tests.support.messages import ACCEPT_BOTH
+from tests.support.stress import sized
 from tests.support.waiting import until
 from tests.support.wire_clients import read_answer
 from tidings.core.cursor import Cursor
@@ -35,9 +35,9 @@ from tidings.core.digest import split_digest
 from tidings.core.model import Feature, Topic, Version
 from tidings.testing import PROMISES, Changed, Fetched, History, Subscribed
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.stress]
 
-CHANGES = int(os.environ.get("TIDINGS_CHANGES", "120"))
+CHANGES = sized(120, 2_000)
 REPLICAS = 4
 MODERN, LEGACY = 40, 20
 EPOCHS = 4

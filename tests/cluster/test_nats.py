@@ -1,4 +1,7 @@
-"""NATS as a backend: faults of the server and of the network, security, and the cleanup of consumers and processes."""
+"""NATS as a backend: faults of the server and of the network, security, and the cleanup of consumers and processes.
+
+Covers `embedded.py` and `nats_client.py`.
+"""
 
 from __future__ import annotations
 

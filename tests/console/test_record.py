@@ -1,4 +1,7 @@
-"""The record: which subscribers were told, which were not and why, and which clients fetched in time."""
+"""The record: which subscribers were told, which were not and why, and which clients fetched in time.
+
+Covers `change.py` and `client.py`.
+"""
 
 from __future__ import annotations
 

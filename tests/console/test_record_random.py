@@ -9,6 +9,7 @@ from hypothesis import settings
 from hypothesis.stateful import invariant, run_state_machine_as_test
 
 from tests.support.promises.machine import Machine
+from tests.support.stress import sized
 from tidings import Hub, Notification, Subscriber, Topic
 from tidings.console.change import PublishedChange, State
 from tidings.console.client import RecordedClient
@@ -91,6 +92,6 @@ class RecordedMachine(Machine):
             check(self.record, self.witness.counts, self.witness.told)
 
 
-@pytest.mark.parametrize("examples", [40, pytest.param(400, marks=pytest.mark.slow)])
-def test_record_agrees_with_what_subscribers_were_told(examples: int) -> None:
-    run_state_machine_as_test(RecordedMachine, settings=settings(max_examples=examples, stateful_step_count=40))
+@pytest.mark.stress
+def test_record_agrees_with_what_subscribers_were_told() -> None:
+    run_state_machine_as_test(RecordedMachine, settings=settings(max_examples=sized(40, 400), stateful_step_count=40))

@@ -13,6 +13,7 @@ from hypothesis.stateful import precondition, rule, run_state_machine_as_test
 from tests.support.promises.machine import Machine
 from tests.support.promises.strategies import URIS, topics
 from tests.support.readers import Clock
+from tests.support.stress import sized
 from tidings import BUSY, Catalog, Feature, Filter, Hub, Notification, Policy, Topic, Version
 from tidings.core import fetched as fetched_module
 from tidings.core.fetched import FetchedVersions
@@ -309,9 +310,9 @@ class FetchingMachine(Machine):
         return fetching
 
 
-@pytest.mark.parametrize("examples", [40, pytest.param(100, marks=pytest.mark.slow)])
-def test_core_keeps_its_promises_with_fetches(examples: int) -> None:
-    run_state_machine_as_test(FetchingMachine, settings=settings(max_examples=examples, stateful_step_count=40))
+@pytest.mark.stress
+def test_core_keeps_its_promises_with_fetches() -> None:
+    run_state_machine_as_test(FetchingMachine, settings=settings(max_examples=sized(40, 1_000), stateful_step_count=40))
 
 
 def ignore_fetches(patch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Subscribers get what they subscribed to: once, in order, and nothing else."""
+"""Subscribers get what they subscribed to: once, in order, and nothing else. Covers `notifications.py`."""
 
 import threading
 

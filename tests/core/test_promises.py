@@ -13,14 +13,15 @@ from hypothesis.stateful import run_state_machine_as_test
 from tests.support.promises.machine import Machine, assert_nothing_is_left
 from tests.support.promises.strategies import PATTERNS, URIS
 from tests.support.readers import Clock
+from tests.support.stress import sized
 from tidings import BUSY, Catalog, Feature, Filter, Hub, Notification, Policy, Reason, Subscriber, Topic
 
 pytestmark = pytest.mark.usefixtures("no_logs")
 
 
-@pytest.mark.parametrize("examples", [60, pytest.param(150, marks=pytest.mark.slow)])
-def test_core_keeps_its_promises(examples: int) -> None:
-    run_state_machine_as_test(Machine, settings=settings(max_examples=examples, stateful_step_count=40))
+@pytest.mark.stress
+def test_core_keeps_its_promises() -> None:
+    run_state_machine_as_test(Machine, settings=settings(max_examples=sized(60, 1_500), stateful_step_count=40))
 
 
 class Owner:
@@ -29,8 +30,8 @@ class Owner:
     def deliver(self, _: Notification) -> None: ...
 
 
-@pytest.mark.parametrize("cycles", [10_000, pytest.param(100_000, marks=pytest.mark.slow)])
-def test_nothing_remains_after_random_openings(cycles: int) -> None:
+@pytest.mark.stress
+def test_nothing_remains_after_random_openings() -> None:
     chance = random.Random(2)
     clock = Clock()
     catalog = Catalog(clock=clock)
@@ -48,7 +49,7 @@ def test_nothing_remains_after_random_openings(cycles: int) -> None:
     ]
     owners: deque[Owner] = deque(maxlen=20)
     opened: deque[Subscriber] = deque()
-    for cycle in range(cycles):
+    for cycle in range(sized(10_000, 100_000)):
         features, uris = chance.choice(wanted)
         ttl = None if cycle % 3 else 1.0
         if cycle % 5 == 0:

@@ -14,7 +14,10 @@ from tidings import Policy
 
 ROOT = Path(__file__).parents[2]
 EXTRAS = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "tests/requirements.md")),
+    *sorted((ROOT / "docs").glob("*.md")),
+]
 FAST = ("README.md", "tutorial.md")
 """`make test-all` runs the other pages, too."""
 WITH_CODE = [

@@ -17,19 +17,21 @@ import pytest
 from tests.support.differential.requests import HttpRequest, random_request
 from tests.support.differential.responses import HttpAnswer, answer_of, comparable, socket_answer_of
 from tests.support.http_server import example_server
+from tests.support.stress import sized
 from tests.support.uvicorn_server import address_of, run_uvicorn
 from tidings import Live, Policy
 
 SERVERS: dict[str, tuple[int, dict[str, Any]]] = {
-    "sessions": (10_000, {}),
-    "json": (5_000, {"json_response": True}),
-    "stateless": (5_000, {"stateless_http": True}),
+    "sessions": (sized(1_000, 10_000), {}),
+    "json": (sized(500, 5_000), {"json_response": True}),
+    "stateless": (sized(500, 5_000), {"stateless_http": True}),
 }
 """The number of requests, and the options of the app."""
 MAX_SESSIONS = 6
 """Sessions that requests refer to. Older ones are left to their own."""
 
 
+@pytest.mark.stress
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", SERVERS)
 def test_live_server_responds_like_the_plain_one(kind: str, seed: int) -> None:

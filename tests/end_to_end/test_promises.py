@@ -27,6 +27,7 @@ from pydantic import BaseModel
 
 from tests.support.faults.wire import Process, Settings, changed, serve, stdio_server
 from tests.support.messages import MODERN
+from tests.support.stress import sized
 from tidings.core.model import Feature, Topic, Version
 from tidings.testing import (
     PROMISES,
@@ -416,8 +417,9 @@ async def drive(
         random_client.command(None)
 
 
-@pytest.mark.parametrize("changes", [200, pytest.param(2_000, marks=pytest.mark.slow)])
-async def test_all_promises_hold_for_fifty_clients_during_random_changes(changes: int, seed: int) -> None:
+@pytest.mark.stress
+async def test_all_promises_hold_for_fifty_clients_during_random_changes(seed: int) -> None:
+    changes = sized(200, 2_000)
     async with serve("uvicorn") as process, asyncio.TaskGroup() as tasks:
         servers = [run_over_http(process, random.Random(seed), changes, tasks)]
         for number in range(1, 5):

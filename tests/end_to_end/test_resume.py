@@ -12,7 +12,6 @@ In the last test the server has a store, and is killed before, during and after 
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import signal
 import time
@@ -44,15 +43,13 @@ from tests.support.faults.wire import (
 )
 from tests.support.messages import modern_headers, modern_message
 from tests.support.sdk_clients import ChangesExtension, DeletedParams
+from tests.support.stress import sized
 from tidings.core.cursor import Cursor
 from tidings.core.delta import Copy
 from tidings.core.frames import CHANGE_KEY, CURSOR_KEY, DELETED_METHOD, FILTER_KEY, RESUME_KEY
 from tidings.core.model import Feature, Topic, Version
 from tidings.store.sqlite import peek
 from tidings.testing import Acknowledged, Subscribed, Told, check_resumable
-
-KILLED_CHANGES = int(os.environ.get("TIDINGS_CHANGES", "250"))
-"""The number of changes in runs with killed servers; 2,000 take over a minute."""
 
 pytestmark = pytest.mark.anyio
 
@@ -368,27 +365,20 @@ async def check_clients(place: Place, server: Server, readers: list[Reader], jou
             assert copy.items == current[feature].items, f"{reader.name} holds other {feature.value}"
 
 
-@pytest.mark.parametrize(
-    ("journal", "changes"),
-    [
-        (20, 300),
-        pytest.param(20, 2_000, marks=pytest.mark.slow),
-        pytest.param(10_000, 2_000, marks=pytest.mark.slow),
-    ],
-)
-async def test_clients_that_return_with_a_cursor_get_exactly_what_differs(
-    journal: int, changes: int, seed: int
-) -> None:
+@pytest.mark.stress
+@pytest.mark.parametrize("journal", [20, pytest.param(10_000, marks=pytest.mark.slow)])
+async def test_clients_that_return_with_a_cursor_get_exactly_what_differs(journal: int, seed: int) -> None:
     def is_eventful(server: Server, readers: list[Reader]) -> bool:
         told = [event for one in server.subscriptions for _, event in one.events if isinstance(event, Told)]
         return all(reader.connections > 3 for reader in readers) and not all(each.is_complete for each in told)
 
     async with serve("uvicorn", Settings(policy={"journal_changes": journal})) as process:
         place = Place(process)
-        server, readers = await run(place, random.Random(seed), is_eventful, changes)
+        server, readers = await run(place, random.Random(seed), is_eventful, sized(300, 2_000))
         await check_clients(place, server, readers, journal)
 
 
+@pytest.mark.stress
 @pytest.mark.parametrize(("how", "journal"), [("run", 10_000), pytest.param("uvicorn", 20, marks=pytest.mark.slow)])
 async def test_clients_of_killed_servers_get_exactly_what_differs(
     tmp_path: Path, how: How, journal: int, seed: int
@@ -401,12 +391,11 @@ async def test_clients_of_killed_servers_get_exactly_what_differs(
             return processes.enter_async_context(serve(how, settings))
 
         place = KilledServer(await start(), start, tmp_path)
-        clients = 20 if KILLED_CHANGES > 250 else 10
         server, readers = await run(
             place,
             random.Random(seed),
             lambda server, _: place.starts > 2 and bool(server.lost),
-            KILLED_CHANGES,
-            clients,
+            sized(250, 2_000),
+            sized(10, 20),
         )
         await check_clients(place, server, readers, journal)

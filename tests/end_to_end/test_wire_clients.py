@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from tests.support.readers import Clock
+from tests.support.stress import sized
 from tidings import BUSY, Catalog, Hub, Notification, Policy, Version
 from tidings.core.cursor import Cursor
 from tidings.core.filters import Filter, Terms
@@ -206,9 +207,9 @@ class Client:
         assert list_digest(self.copy.values()) == list_digest(there.values()), (self.names, self.copy, there)
 
 
-@pytest.mark.parametrize("first", [0, *(pytest.param(number, marks=pytest.mark.slow) for number in (100, 200, 300))])
-def test_copy_updated_by_deltas_equals_the_list(first: int) -> None:
-    for number in range(first, first + 100):
+@pytest.mark.stress
+def test_copy_updated_by_deltas_equals_the_list() -> None:
+    for number in range(sized(100, 400)):
         chance = random.Random(number)
         server = Server(chance)
         clients = [Client(server) for _ in range(3)]

@@ -1,4 +1,7 @@
-"""`events/subscribe` and `events/unsubscribe`: checks, challenge, renewal, rights, and end."""
+"""`events/subscribe` and `events/unsubscribe`: checks, challenge, renewal, rights, and end.
+
+Covers `draft.py` and `service.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Streams of legacy sessions: clients that reconnect or resume, and keep-alives."""
+"""Streams of legacy sessions: clients that reconnect or resume, and keep-alives. Covers `sent_events.py`."""
 
 from __future__ import annotations
 

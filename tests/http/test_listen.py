@@ -1,4 +1,7 @@
-"""Listen streams over HTTP, on plain ASGI and parked: frames, ids, keep-alives, limits and refusals."""
+"""Listen streams over HTTP, on plain ASGI and parked: frames, ids, keep-alives, limits and refusals.
+
+Covers `subscribe.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
 """Cached lists over HTTP: they equal the SDK's responses, are made before clients ask, and are bounded.
 
 `test_lists_fallback.py` has the requests that go to the SDK, `test_lists_sessions.py` legacy sessions.
+
+Covers `list_cache.py`.
 """
 
 from __future__ import annotations

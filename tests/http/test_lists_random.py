@@ -6,12 +6,14 @@ import asyncio
 import json
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from tests.support.http_server import META, HttpResponse, LocalServer, RawClient, example_server, serving
 from tests.support.lists import LISTED, fill_cache
 from tests.support.sdk_clients import MODERN
+from tests.support.stress import sized
 
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 VALUES = {
@@ -60,6 +62,7 @@ BODIES = st.builds(
 )
 
 
+@pytest.mark.stress
 def test_random_requests_get_the_sdk_response() -> None:
     with asyncio.Runner() as runner:
         context = serving(example_server())
@@ -70,7 +73,7 @@ def test_random_requests_get_the_sdk_response() -> None:
         @example(headers={}, body=LISTED)
         @example(headers={}, body=list_with_trace(tracestate=[[]]))
         @example(headers={}, body=list_with_trace(baggage=[1]))
-        @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+        @settings(max_examples=sized(150, 1_500), deadline=None, suppress_health_check=list(HealthCheck))
         @given(headers=st.just({}) | HEADERS, body=st.just(LISTED) | BODIES)
         def check(headers: dict[str, str | None], body: bytes) -> None:
             def raw(client: RawClient) -> bytes:

@@ -1,4 +1,7 @@
-"""Opening listen streams: accepted and refused requests, and the objects that remain after them."""
+"""Opening listen streams: accepted and refused requests, and the objects that remain after them.
+
+Covers `request_checks.py` and `router.py`.
+"""
 
 from __future__ import annotations
 

@@ -14,9 +14,10 @@ import pytest
 
 from tests.support.command import DEADLINE
 from tests.support.shared_pipe import SharedPipe
+from tests.support.stress import sized
 from tidings.runtime.child import CannotStart, Child
 
-SAMPLE = 200 if os.environ.get("TIDINGS_STRESS") == "1" else 5
+SAMPLE = sized(5, 200)
 
 
 @pytest.mark.anyio

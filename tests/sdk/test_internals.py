@@ -2,6 +2,8 @@
 
 Each test uses the part for its purpose: a name can still exist and have no effect. The parts of uvicorn are in
 `tests/http/test_internals_uvicorn.py`.
+
+Covers `methods.py`.
 """
 
 from __future__ import annotations

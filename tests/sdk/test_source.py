@@ -1,4 +1,4 @@
-"""Properties of the user's server that a source finds out."""
+"""Properties of the user's server that a source finds out. Covers `fastmcp.py`, `lowlevel.py` and `mcpserver.py`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`live.tools`, `live.prompts` and `live.resources`: the items that they accept and refuse."""
+"""`live.tools`, `live.prompts` and `live.resources`: the items that they accept and refuse. Covers `components.py`."""
 
 from __future__ import annotations
 

@@ -28,6 +28,7 @@ from tests.support.folder import (
     serve_folder,
     until_connected,
 )
+from tests.support.stress import sized
 from tests.support.waiting import DEADLINE, until
 from tidings.core.model import Feature
 from tidings.store.sqlite import peek
@@ -38,6 +39,7 @@ CONFIRMED_AFTER = 2 * (3 + 1) + 4
 """Seconds after which what a client was told is confirmed, with the policy below, and some for a busy machine."""
 
 
+@pytest.mark.stress
 @pytest.mark.parametrize("journal", [10_000, pytest.param(3, marks=pytest.mark.slow)])
 async def test_clients_of_killed_servers_miss_nothing_and_are_told_nothing_twice(
     tmp_path: Path, journal: int, seed: int
@@ -50,9 +52,9 @@ async def test_clients_of_killed_servers_miss_nothing_and_are_told_nothing_twice
         clients = [Client(f"client {number} by {key}", key, http) for number, key in enumerate(keys)]
         for run in itertools.count():
             # How many notifications the clients get is random.
-            if run >= 5 and all(client.changes > 10 for client in clients):
+            if run >= sized(5, 20) and all(client.changes > 10 for client in clients):
                 break
-            assert run < 25, "too few notifications"
+            assert run < sized(25, 40), "too few notifications"
             await start(server, clients)
             for _ in range(rng.randrange(5, 25)):
                 folder.change()
@@ -80,8 +82,9 @@ async def test_clients_of_killed_servers_miss_nothing_and_are_told_nothing_twice
             assert any(0 <= end - when < CONFIRMED_AFTER for end in client.disconnected_at), (client.name, topic)
 
 
+@pytest.mark.stress
 @pytest.mark.slow
-async def test_durable_clients_of_a_server_killed_at_100_moments_miss_nothing_and_repeat_only_what_was_not_written(
+async def test_durable_clients_of_a_server_killed_at_random_moments_miss_nothing_and_repeat_only_what_was_not_written(
     tmp_path: Path, seed: int
 ) -> None:
     """The folder never changes back: the store can't know that a client has a version that was never written."""
@@ -93,12 +96,13 @@ async def test_durable_clients_of_a_server_killed_at_100_moments_miss_nothing_an
         clients = [Client(f"client {number}", "name", http) for number in range(3)]
         written: dict[str, dict[str, str]] = {}
         """By client, the topics that the last write has as told, with their digests."""
-        for run in range(101):
+        moments = sized(30, 100)
+        for run in range(moments + 1):
             await server.start()
             repeats = {client.name: len(client.repeated) for client in clients}
             for client in clients:
                 client.connect(server.url)
-            if run == 100:
+            if run == moments:
                 break
             if rng.random() < 0.8:
                 await until_connected(clients)

@@ -1,4 +1,7 @@
-"""Log lines: the events of subscriptions, JSON lines of `tidings serve`, no secrets, and no forged lines."""
+"""Log lines: the events of subscriptions, JSON lines of `tidings serve`, no secrets, and no forged lines.
+
+Covers `event_log.py`.
+"""
 
 from __future__ import annotations
 

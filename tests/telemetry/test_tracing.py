@@ -1,4 +1,7 @@
-"""Traces and metrics: of real servers with real clients, of a server in this process, and with a broken SDK."""
+"""Traces and metrics: of real servers with real clients, of a server in this process, and with a broken SDK.
+
+Covers `observer.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The pytest plugin: clients of both eras connected to a server, and assertions that say what each of them got."""
+"""The pytest plugin: clients of both eras connected to a server, and assertions that say what each of them got.
+
+Covers `clients.py`.
+"""
 
 from __future__ import annotations
 

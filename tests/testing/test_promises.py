@@ -1,6 +1,8 @@
 """Each check accepts a good history and rejects a bad one.
 
 The good histories here are those that the state machine of tests/core/test_promises.py can't produce.
+
+Covers `checks.py`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Problems are reported with file, line and reason, and affect no other file."""
+"""Problems are reported with file, line and reason, and affect no other file. Covers `checks.py`."""
 
 from __future__ import annotations
 

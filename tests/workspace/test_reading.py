@@ -1,4 +1,7 @@
-"""Files that are replaced while they are served: by a link to the outside, by a pipe, by a file that is too large."""
+"""Files that are replaced while they are served: by a link to the outside, by a pipe, by a file that is too large.
+
+Covers `files.py` and `metadata.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""URI templates: which URI a file has, and that its changes reach the clients that watch this URI."""
+"""URI templates: which URI a file has, and that its changes reach the clients that watch this URI.
+
+Covers `resources.py`.
+"""
 
 from __future__ import annotations
 
