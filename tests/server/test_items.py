@@ -1,4 +1,4 @@
-"""`live.tools`, `live.prompts` and `live.resources`: the items that they accept and refuse. Covers `components.py`."""
+"""`live.tools`, `live.prompts` and `live.resources`: the items that they accept and refuse. Covers `definitions.py`."""
 
 from __future__ import annotations
 
