@@ -29,7 +29,7 @@ from tidings.cli.nats import EMBEDDED, NATS_VARIABLE, NatsOptions, open_nats
 from tidings.cli.options import Folder, Token, TokenFile
 from tidings.cli.otlp import export_telemetry
 from tidings.cli.output import fail, pluralize, print_json_lines, print_stderr
-from tidings.cli.serve_stdio import StdioOptions, accept_commands, make_live, serve_stdio
+from tidings.cli.serve_stdio import accept_commands, make_live, serve_stdio
 from tidings.cli.workers import Worker, run_workers
 from tidings.core.redact import one_line
 from tidings.server.garbage_collection import without_gc
@@ -169,7 +169,7 @@ def serve(
     logs = LogOptions(log_level, log_format, quiet)
     if stdio:
         _refuse_http_options(context)
-        serve_stdio(StdioOptions(folder, poll, state, logs))
+        serve_stdio(folder, poll, state, logs)
         return
     if not path.startswith("/"):
         fail(f"--path {path}: the path must start with a slash, for example /mcp")
