@@ -88,7 +88,6 @@ class Delivery:
             self._is_publishing = True
             try:
                 while self._queue:
-                    self._hub.close_collected()
                     queued, self._queue = tuple(self._queue), []
                     for changes in by_topic(queued):
                         self.publish(changes)
@@ -335,7 +334,6 @@ class Delivery:
     def tick(self, now: float | None = None) -> None:
         """Deliver what has become due, and end the subscriptions whose time to live is over."""
         with self:
-            self._hub.close_collected()
             now = self._clock() if now is None else now
             for subscriber in self._timers.pop_due(now):
                 if not subscriber.is_closed:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from itertools import count
 from typing import Any
 
@@ -29,7 +29,7 @@ from tidings.core.notifications import Notifications
 from tidings.core.observer import Observers
 from tidings.core.patterns import Match, Templates, is_pattern
 from tidings.core.redact import redact_uri
-from tidings.core.subscriber import BUSY, LOCAL, Callbacks, ConnectionKind, Deliver, OnClose, Subscriber, check_callback
+from tidings.core.subscriber import BUSY, LOCAL, ConnectionKind, Deliver, OnClose, Subscriber, check_callback
 from tidings.core.tracer import Tracer
 from tidings.policy import Policy
 
@@ -72,7 +72,8 @@ class Hub:
         self._lock = catalog.lock
         self._subscribers: dict[Subscriber, None] = {}
         self._serials = count()
-        self._callbacks = Callbacks()
+        self._callbacks: dict[object, Subscriber] = {}
+        """The subscribers that are callbacks. Each callback has one subscriber, however often it subscribes."""
         self._index = WatchIndex(templates, self.policy.subresources)
         self._started: set[Topic] = set()
         """The topics for which `on_watched` was called, and `on_unwatched` was not."""
@@ -94,7 +95,6 @@ class Hub:
     ) -> Subscriber:
         """Return a new subscriber that watches nothing yet."""
         with self._lock:
-            self.close_collected()
             subscriber = Subscriber(
                 self,
                 deliver,
@@ -123,7 +123,7 @@ class Hub:
         """Subscribe a subscriber, or a callback, to further features, URIs and URI patterns.
 
         A callback has one subscriber, however often it subscribes. `options` are those of `open()`, and are ignored
-        after the first time. A bound method does not keep its object alive: the subscription ends with the object.
+        after the first time.
 
         A subscriber is taken to know the present version of what it watches, unless `told` has another version, or None
         for none. After `ttl` seconds, the subscriptions named here end. `matches` has patterns that are compiled
@@ -132,7 +132,6 @@ class Hub:
         requested_features = [Feature(feature) for feature in features]
         requested_uris = [uris] if isinstance(uris, str) else list(uris)
         with self._delivery:
-            self.close_collected()
             # Check everything before anything is changed.
             known = self._find(subscriber)
             check_limit(known.policy if known else options.get("policy") or self.policy, known, requested_uris)
@@ -192,7 +191,8 @@ class Hub:
                 self._stop(topic)
             self._delivery.forget(known)
             self._subscribers.pop(known, None)
-            self._callbacks.discard(known)
+            if self._is_callback(known):
+                del self._callbacks[_identity(known.deliver)]
             if known.on_close is not None:
                 self._call_hook(known.on_close, reason)
 
@@ -214,13 +214,8 @@ class Hub:
         for subscriber in subscribers:
             self._delivery.drop_unwatched(subscriber)
             # A callback without subscriptions is closed. A connection stays open: it may subscribe again.
-            if subscriber.is_idle and subscriber in self._callbacks:
+            if subscriber.is_idle and self._is_callback(subscriber):
                 self.close(subscriber, reason)
-
-    def close_collected(self) -> None:
-        """Close the subscribers whose callback was garbage-collected. The caller holds the lock."""
-        while (subscriber := self._callbacks.next_collected()) is not None:
-            self.close(subscriber, Reason.COLLECTED)
 
     # Queries
 
@@ -231,13 +226,11 @@ class Hub:
     def subscribers(self, topic: Feature | str) -> list[Subscriber]:
         """Return the subscribers that get the changes of a topic: a feature by its name, or the URI of a resource."""
         with self._lock:
-            self.close_collected()
             return list(self._index.subscribers(self._index.keys(topic_named(topic))))
 
     def subscriptions(self) -> list[tuple[Topic, list[Subscriber]]]:
         """Return every feature, URI and pattern that is watched, with its subscribers."""
         with self._lock:
-            self.close_collected()
             return [(topic, list(subscribers)) for topic, subscribers in self._index.by_topic.items()]
 
     def count_subscriptions(self) -> list[tuple[Topic, int]]:
@@ -295,7 +288,6 @@ class Hub:
 
     def __len__(self) -> int:
         with self._lock:
-            self.close_collected()
             return len(self._subscribers)
 
     # Delivery
@@ -358,9 +350,16 @@ class Hub:
     def _open_callback(self, callback: Callable[[Notification], object], options: Mapping[str, Any]) -> Subscriber:
         check_callback(callback)
         options = {"label": getattr(callback, "__qualname__", ""), **options}
-        subscriber = self.open(self._callbacks.reference(callback), **options)
-        self._callbacks.add(subscriber)
+        subscriber = self._callbacks[_identity(callback)] = self.open(callback, **options)
         return subscriber
 
+    def _is_callback(self, subscriber: Subscriber) -> bool:
+        return self._callbacks.get(_identity(subscriber.deliver)) is subscriber
+
     def _find(self, subscriber: Subscriber | Callable[[Notification], object]) -> Subscriber | None:
-        return subscriber if isinstance(subscriber, Subscriber) else self._callbacks.find(subscriber)
+        return subscriber if isinstance(subscriber, Subscriber) else self._callbacks.get(_identity(subscriber))
+
+
+def _identity(callback: object) -> object:
+    """Return a key that is equal for two references to the same callback."""
+    return callback if isinstance(callback, Hashable) else id(callback)

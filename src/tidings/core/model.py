@@ -114,7 +114,7 @@ class Reason(StrEnum):
     """The resource is gone, and the subscriber was told."""
     DISCONNECTED = "disconnected"
     COLLECTED = "collected"
-    """The callback of an in-process subscriber was garbage-collected."""
+    """The listener of an in-process subscriber was garbage-collected."""
     OVERFLOW = "overflow"
     """More topics were pending than `Policy.max_pending` allows. The client must reconnect and refetch."""
     REPLACED = "replaced"

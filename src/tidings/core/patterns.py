@@ -173,16 +173,16 @@ class PatternIndex:
     def _candidates(self, uri: str) -> Iterator[str]:
         """Return the patterns whose literal texts this URI has."""
         self.work += len(self._by_text)
-        for length, by_prefix in self._by_text.items():
-            by_suffix = by_prefix.get(uri[:length], _NOTHING)
+        for start, by_start in self._by_text.items():
+            by_suffix = by_start.get(uri[:start], _NOTHING)
             self.work += len(by_suffix)
-            for length, ends in by_suffix.items():
-                for length, inner in ends.get(uri[-length:] if length else "", _NOTHING).items():
+            for end, by_end in by_suffix.items():
+                for size, inner in by_end.get(uri[-end:] if end else "", _NOTHING).items():
                     self.work += min(len(inner), len(uri))
                     if len(inner) < len(uri):
                         texts = {text for text in inner if text in uri}
                     else:
-                        texts = {uri[at : at + length] for at in range(len(uri) - length + 1)} & inner.keys()
+                        texts = {uri[at : at + size] for at in range(len(uri) - size + 1)} & inner.keys()
                     for text in texts:
                         yield from inner[text]
 

@@ -295,8 +295,7 @@ class Machine(MachineBase):
 def assert_nothing_is_left(hub: Hub) -> None:
     assert len(hub) == 0
     assert hub.subscriptions() == []
-    assert not hub._callbacks._subscribers
-    assert not hub._callbacks._collected
+    assert not hub._callbacks
     assert not hub._delivery._queue
     assert not hub._index.patterns.matches
     assert hub.next_due() is None
