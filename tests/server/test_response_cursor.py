@@ -11,9 +11,9 @@ import msgspec
 import pytest
 from mcp.server.mcpserver import MCPServer
 
+from tests.support.list_copy import Copy
 from tests.support.sdk_clients import MODERN
 from tidings import Live
-from tidings.core.delta import Copy
 from tidings.core.frames import CHANGE_KEY, CURSOR_KEY, FrameFormat, encode_frame
 from tidings.core.model import Feature, Notification
 from tidings.core.resume import resume
