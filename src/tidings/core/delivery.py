@@ -246,7 +246,7 @@ class Delivery:
             self._overflow(subscriber, mailbox)
             return
         was_pending = mailbox.is_pending(topic)
-        due = mailbox.add(notification, previous, subscriber.policy, subscriber.filter, now, subscriber.delay)
+        due = mailbox.add(notification, previous, subscriber.policy, subscriber.filter, now)
         self.observers.queued(subscriber, notification, due, was_pending=was_pending)
         if not subscriber.is_ready:
             return

@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
-from itertools import count
 from typing import Any
 
 from tidings.core.catalog import Catalog
@@ -71,7 +70,6 @@ class Hub:
         self._clock = clock
         self._lock = catalog.lock
         self._subscribers: dict[Subscriber, None] = {}
-        self._serials = count()
         self._callbacks: dict[object, Subscriber] = {}
         """The subscribers that are callbacks. Each callback has one subscriber, however often it subscribes."""
         self._index = WatchIndex(templates, self.policy.subresources)
@@ -99,7 +97,6 @@ class Hub:
                 self,
                 deliver,
                 policy or self.policy,
-                next(self._serials),
                 label=label,
                 kind=kind,
                 filter=filter,

@@ -80,9 +80,6 @@ LOCAL: Final = ConnectionKind("none", "process")
 Deliver: TypeAlias = Callable[[Notification], object]
 OnClose: TypeAlias = Callable[[Reason], None]
 
-_GOLDEN_RATIO = 0.6180339887498949
-"""The fractional parts of its multiples are evenly distributed, however many there are."""
-
 _NO_FEATURES: frozenset[Feature] = frozenset()
 
 
@@ -93,7 +90,6 @@ class Subscriber:
         "__weakref__",
         "_before_delivery",
         "before_close",
-        "delay",
         "deliver",
         "expiries",
         "features",
@@ -118,7 +114,6 @@ class Subscriber:
         hub: Hub,
         deliver: Deliver,
         policy: Policy,
-        serial: int,
         *,
         label: str,
         kind: ConnectionKind,
@@ -142,8 +137,6 @@ class Subscriber:
         self.merges_on_overflow = False
         """Whether too many pending contents are replaced by one change of the list, instead of closing it. For legacy
         sessions, whose clients would lose more than this subscription."""
-        self.delay = policy.spread * (serial * _GOLDEN_RATIO % 1.0) if policy.spread else 0.0
-        """Its share of `Policy.spread`."""
         self.features = _NO_FEATURES
         self.uris: dict[str, None] | None = None
         """The URIs and patterns that it watches, in order."""

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Final
 
-from tidings.core.model import Topic, Version
 from tidings.testing.checks import (
     Fetches,
     LastTold,
@@ -18,6 +17,8 @@ from tidings.testing.checks import (
     is_up_to_date,
 )
 from tidings.testing.history import Changed, Closed, History, MailboxSize, PromiseBroken, Subscribed, Told, Unsubscribed
+
+from tidings.core.model import Topic, Version
 
 __all__ = [
     "PROMISES",

@@ -12,6 +12,7 @@ from functools import partial
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
+from tidings.testing.checks import changes_since, is_excluded
 
 from tests.support.promises.machine_base import MachineBase, Reader, digest_of
 from tests.support.promises.strategies import (
@@ -35,7 +36,6 @@ from tidings.core.cursor import Cursor
 from tidings.core.index import WatchIndex
 from tidings.core.resume import resume
 from tidings.testing import Changed, Closed, History, check_all, check_reliable
-from tidings.testing.checks import changes_since, is_excluded
 
 
 class Machine(MachineBase):
@@ -60,7 +60,7 @@ class Machine(MachineBase):
 
     @precondition(lambda self: len(self.readers) < 8)
     @rule(
-        kind=st.sampled_from(("open", "function", "method")),
+        kind=st.sampled_from(("open", "function", "guarded")),
         policy=policies,
         filter=filters,
         subscription=subscriptions,
@@ -186,15 +186,6 @@ class Machine(MachineBase):
                 changes = [each for each in self.recorder.history if isinstance(each, Changed)]
                 since = changes_since([each for each in changes if each.topic is feature], told)
                 assert told.digest == version.digest or since is None or is_excluded(since, reader.filter)
-
-    @precondition(lambda self: any(reader.owner for reader in self.readers))
-    @rule()
-    def collect_owner(self) -> None:
-        reader = next(reader for reader in self.readers if reader.owner)
-        reader.owner = None
-        assert reader.subscriber is not None
-        assert reader.subscriber not in self.hub.subscribers("tools")
-        assert reader.closed is not None
 
     @precondition(lambda self: any(reader.closed for reader in self.readers))
     @rule()

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tidings.core.hub import Hub
-from tidings.core.model import Change, Feature, Notification, Operation, Reason, Topic, Version
-from tidings.core.observer import Observer
-from tidings.core.subscriber import Subscriber
 from tidings.testing.history import (
     Changed,
     Closed,
@@ -23,6 +19,11 @@ from tidings.testing.history import (
     Unmuted,
     Unsubscribed,
 )
+
+from tidings.core.hub import Hub
+from tidings.core.model import Change, Feature, Notification, Operation, Reason, Topic, Version
+from tidings.core.observer import Observer
+from tidings.core.subscriber import Subscriber
 
 __all__ = ["Recorder"]
 

@@ -12,8 +12,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 
-from tidings.core.filters import Filter
-from tidings.core.model import Feature, Operation, Topic, Version
 from tidings.testing.history import (
     Acknowledged,
     Changed,
@@ -30,6 +28,9 @@ from tidings.testing.history import (
     Unmuted,
     Unsubscribed,
 )
+
+from tidings.core.filters import Filter
+from tidings.core.model import Feature, Operation, Topic, Version
 
 __all__ = [
     "Fetches",
