@@ -170,7 +170,6 @@ class Change(msgspec.Struct, frozen=True, gc=False, array_like=True):
     version: Version
     previous: Version
     time: float
-    origin: str
     item: Item | None = None
     """The item afterwards; None when it was removed, and for changes of content."""
     before: Item | None = None
