@@ -87,7 +87,7 @@ test-adapters: ## test and type-check the adapters of agent frameworks, with the
 	@.venv-adapters/bin/mypy src/tidings/client/adapters tests/client/adapters
 
 coverage: $(DEV) ## check that the tests of core/ run at least 95 % of it, lines and branches
-	@$(BIN)/python -m coverage run -m pytest -q -m 'not slow' tests/core tests/testing
+	@$(BIN)/python -m coverage run -m pytest -q -m 'not slow' tests/core tests/support
 	@$(BIN)/python -m coverage report --skip-covered --show-missing
 
 check: $(DEV) ## lint, formatting and strict types

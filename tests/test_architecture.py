@@ -29,7 +29,7 @@ LAYERS = (
 RANK = {package: rank for rank, layer in enumerate(LAYERS) for package in layer}
 CLIENT_SIDE = {"client", "core", "dependencies", "errors", "policy"}
 """The packages that `client` may import: it must not need the server side."""
-TESTING_SIDE = {"core", "errors", "policy", "store", "testing"}
+TESTING_SIDE = {"core", "errors", "testing"}
 """The packages that `testing` may import, at any time."""
 
 CORE_LIBRARIES = {"msgspec"}

@@ -10,14 +10,16 @@ from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule, run_state_machine_as_test
 
+from tests.support.promises.checks import check_all
+from tests.support.promises.history import PromiseBroken
 from tests.support.promises.machine import Machine
+from tests.support.promises.recorder import Recorder
 from tests.support.promises.strategies import URIS, topics
 from tests.support.readers import Clock
 from tidings import BUSY, Catalog, Feature, Filter, Hub, Notification, Policy, Topic, Version
 from tidings.core import fetched as fetched_module
 from tidings.core.fetched import FetchedVersions
 from tidings.core.observer import Observer
-from tidings.testing import PromiseBroken, Recorder, check_all
 
 pytestmark = pytest.mark.usefixtures("no_logs")
 

@@ -27,9 +27,8 @@ from pydantic import BaseModel
 
 from tests.support.faults.wire import Process, Settings, changed, serve, stdio_server
 from tests.support.messages import MODERN
-from tidings.core.model import Feature, Topic, Version
-from tidings.testing import (
-    PROMISES,
+from tests.support.promises.checks import PROMISES
+from tests.support.promises.history import (
     Acknowledged,
     Changed,
     Closed,
@@ -40,6 +39,7 @@ from tidings.testing import (
     Told,
     Unsubscribed,
 )
+from tidings.core.model import Feature, Topic, Version
 
 pytestmark = [pytest.mark.anyio, pytest.mark.filterwarnings("ignore:(resources/.*subscribe|ping) is removed")]
 

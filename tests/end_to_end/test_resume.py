@@ -44,12 +44,13 @@ from tests.support.faults.wire import (
 )
 from tests.support.list_copy import Copy
 from tests.support.messages import modern_headers, modern_message
+from tests.support.promises.checks import check_resumable
+from tests.support.promises.history import Acknowledged, Subscribed, Told
 from tests.support.sdk_clients import ChangesExtension, DeletedParams
 from tidings.core.cursor import Cursor
 from tidings.core.frames import CHANGE_KEY, CURSOR_KEY, DELETED_METHOD, FILTER_KEY, RESUME_KEY
 from tidings.core.model import Feature, Topic, Version
 from tidings.store.sqlite import peek
-from tidings.testing import Acknowledged, Subscribed, Told, check_resumable
 
 KILLED_CHANGES = int(os.environ.get("TIDINGS_CHANGES", "250"))
 """The number of changes in runs with killed servers; 2,000 take over a minute."""

@@ -153,7 +153,7 @@ class PatternIndex:
     def add(self, pattern: str, match: Match) -> None:
         """Add a pattern with its compiled form."""
         self.matches[pattern] = match
-        found = self._by_text
+        found: dict[Any, Any] = self._by_text
         for text in _literals(pattern):
             found = found.setdefault(len(text), {}).setdefault(text, {})
         found[pattern] = None

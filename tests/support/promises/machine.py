@@ -12,9 +12,11 @@ from functools import partial
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
-from tidings.testing.checks import changes_since, is_excluded
 
+from tests.support.promises.checks import check_all, check_reliable
+from tests.support.promises.history import Changed, Closed, History
 from tests.support.promises.machine_base import MachineBase, Reader, digest_of
+from tests.support.promises.state import changes_since, is_excluded
 from tests.support.promises.strategies import (
     MAX_URIS,
     PATTERNS,
@@ -35,7 +37,6 @@ from tidings.core.catalog import Catalog
 from tidings.core.cursor import Cursor
 from tidings.core.index import WatchIndex
 from tidings.core.resume import resume
-from tidings.testing import Changed, Closed, History, check_all, check_reliable
 
 
 class Machine(MachineBase):

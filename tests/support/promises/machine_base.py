@@ -14,6 +14,7 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize
 
+from tests.support.promises.recorder import Recorder
 from tests.support.promises.strategies import OTHER_EPOCH, URIS, Plan, Subscription
 from tests.support.readers import Clock
 from tidings import (
@@ -32,7 +33,6 @@ from tidings import (
     Version,
 )
 from tidings.core.digest import EMPTY, ListDigest
-from tidings.testing import Recorder
 
 
 class Reader:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tidings.testing.history import (
+from tests.support.promises.history import (
     Changed,
     Closed,
     Event,
@@ -19,13 +19,10 @@ from tidings.testing.history import (
     Unmuted,
     Unsubscribed,
 )
-
 from tidings.core.hub import Hub
 from tidings.core.model import Change, Feature, Notification, Operation, Reason, Topic, Version
 from tidings.core.observer import Observer
 from tidings.core.subscriber import Subscriber
-
-__all__ = ["Recorder"]
 
 
 class Recorder(Observer):
