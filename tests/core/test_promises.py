@@ -63,7 +63,7 @@ def test_nothing_remains_after_random_openings(cycles: int) -> None:
             clock.now += 0.3
             hub.tick()
     assert len(hub) <= 40
-    assert len(hub._delivery._timers._heap) <= 2 * len(hub)
+    assert len(hub.delivery._timers._heap) <= 2 * len(hub)
     for subscriber in opened:
         subscriber.close()
     assert_nothing_is_left(hub)

@@ -74,8 +74,14 @@ class Delivery:
 
     # Publishing
 
+    def publish(self, changes: tuple[Change, ...]) -> None:
+        """Deliver one commit of the catalog, together with those that are queued."""
+        self.enqueue(changes)
+        self.publish_queued()
+
     def enqueue(self, changes: tuple[Change, ...]) -> None:
-        """Add one commit to the journal and queue it. The caller holds the lock."""
+        """Add one commit to the journal and queue it. The caller holds the lock. It then has `publish_queued` called on
+        the thread of its choice."""
         self._notifications.record(changes)
         self._queue += changes
 
@@ -90,12 +96,12 @@ class Delivery:
                 while self._queue:
                     queued, self._queue = tuple(self._queue), []
                     for changes in by_topic(queued):
-                        self.publish(changes)
+                        self._publish_topic(changes)
                         self._deliver_to_woken()
             finally:
                 self._is_publishing = False
 
-    def publish(self, changes: tuple[Change, ...]) -> None:
+    def _publish_topic(self, changes: tuple[Change, ...]) -> None:
         """Deliver changes of one topic. The caller holds the lock."""
         notification, may_be_undone = self._notifications.publish(changes)
         keys = self._index.keys(notification.topic)

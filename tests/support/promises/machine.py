@@ -288,6 +288,6 @@ def assert_nothing_is_left(hub: Hub) -> None:
     assert len(hub) == 0
     assert hub.subscriptions() == []
     assert not hub._callbacks
-    assert not hub._delivery._queue
-    assert not hub._index.patterns.matches
+    assert not hub.delivery._queue
+    assert not hub.index.patterns.matches
     assert hub.next_due() is None

@@ -274,6 +274,6 @@ class MachineBase(RuleBasedStateMachine):
     def publish(self, most: int = 1_000_000) -> None:
         """Publish the oldest commits together, as those of one turn of the event loop."""
         while self.backlog and most:
-            self.hub.enqueue(self.backlog.popleft())
+            self.hub.delivery.enqueue(self.backlog.popleft())
             most -= 1
-        self.hub.publish_queued()
+        self.hub.delivery.publish_queued()
