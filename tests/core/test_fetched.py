@@ -219,7 +219,7 @@ def test_subscriber_ahead_of_the_hub_is_notified() -> None:
     hub.subscribe(received.append, "tools", told={TOOLS: cursor})
     hub.notifications.fetched.record(TOOLS, Version(2, "b"))
     for changes in commits:
-        hub.publish(changes)
+        hub.delivery.publish(changes)
 
     assert [each.version.revision for each in received] == [3]
 

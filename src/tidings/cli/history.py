@@ -30,7 +30,7 @@ __all__ = ["history"]
 _POLL = 1.0
 """Seconds between two checks of a file, and between two attempts to connect to a server."""
 
-_TITLES = ("time", "revision", "operation", "of", "name or URI", "origin")
+_TITLES = ("time", "revision", "operation", "of", "name or URI")
 _STYLES = {"added": "green", "removed": "red", "deleted": "red", "": "yellow"}
 _SinceType: Any = Annotated[int, msgspec.Meta(ge=0)] | dict[str, Any]
 
@@ -239,8 +239,8 @@ def _omit_repeated(changes: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _print_lines(changes: list[dict[str, Any]]) -> None:
     for change in _omit_repeated(changes):
-        moment, revision, operation, topic, key, origin = _format_cells(change)
-        print_stdout(f"{moment}  {revision:>6}  {operation:<8} {topic:<10} {key}  ({origin})")
+        moment, revision, operation, topic, key = _format_cells(change)
+        print_stdout(f"{moment}  {revision:>6}  {operation:<8} {topic:<10} {key}")
 
 
 def _print_table(changes: list[dict[str, Any]]) -> None:
@@ -257,6 +257,5 @@ def _format_cells(change: dict[str, Any]) -> tuple[str, ...]:
         change["operation"],
         change.get("feature", "content"),
         change.get("name") or change["uri"],
-        change["origin"],
     )
     return tuple(one_line(str(cell)) for cell in cells)  # a server's text must not control the terminal

@@ -205,7 +205,7 @@ def _template(format: FrameFormat, feature: Feature | None, operation: Operation
     """Encode a notification with unique values, and replace these by placeholders."""
     key, version = "\1", Version(1 << 62, "\3")
     item = None if feature is None else Item(feature, key, _ITEM, b"")
-    change = Change(feature or key, operation, key, version, version, 0.0, "", item)
+    change = Change(feature or key, operation, key, version, version, 0.0, item)
     text = _text(Notification(change.topic, version, (change,), since=0), format)
     for place, value in ((_KEY, key), (_REVISION, version.revision), (_DIGEST, version.digest)):
         text = text.replace(msgspec.json.encode(value), place)
