@@ -90,7 +90,7 @@ stress: $(TEST) ## run the random tests whole, of which make test runs a sample
 	@TIDINGS_STRESS=1 $(BIN)/python -m pytest -m 'stress or hypothesis' -o timeout=7200 $(PYTEST_ARGS)
 
 coverage: $(DEV) ## check that the tests of core/ run at least 95 % of it, lines and branches
-	@$(BIN)/python -m coverage run -m pytest -q -m 'not slow' tests/core tests/testing
+	@$(BIN)/python -m coverage run -m pytest -q -m 'not slow' tests/core tests/support
 	@$(BIN)/python -m coverage report --skip-covered --show-missing
 
 check: $(DEV) ## lint, formatting and strict types

@@ -116,7 +116,7 @@ class Seen:
 
     def strip(self) -> None:
         """Remove the lines that count and observe from the functions of a fan-out."""
-        delivery: Any = self.live.hub._delivery
+        delivery: Any = self.live.hub.delivery
         for name in ("publish", "_deliver_to_all"):
             setattr(delivery, name, MethodType(stripped(getattr(Delivery, name)), delivery))
         for subscriber in self.live.hub:

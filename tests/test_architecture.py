@@ -33,7 +33,7 @@ LAYERS = (
 RANK = {package: rank for rank, layer in enumerate(LAYERS) for package in layer}
 CLIENT_SIDE = {"core", "dependencies", "errors", "policy", "runtime", "wire"}
 """The packages that `client` and `check` may import: they must not need the server side."""
-TESTING_SIDE = {"core", "errors", "policy", "store", "testing", "wire"}
+TESTING_SIDE = {"core", "errors", "testing", "wire"}
 """The packages that `testing` may import, at any time."""
 
 CORE_LIBRARIES = {"msgspec"}

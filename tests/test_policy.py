@@ -103,3 +103,8 @@ def test_priorities_are_accepted_by_name_and_as_a_mapping() -> None:
     given: Any = {"a://*": "urgent", "b://*": 3}
 
     assert Policy(priorities=given).priorities == (("a://*", Priority.URGENT), ("b://*", Priority.LOW))
+
+
+@pytest.mark.parametrize(("own", "expected"), [(None, 5000), (0, 5000), (100, 100), (9000, 9000)])
+def test_ttl_of_a_list_is_that_of_the_server_if_it_has_one(own: int | None, expected: int) -> None:
+    assert Policy(list_ttl=5).ttl_ms(own) == expected

@@ -45,11 +45,6 @@ class Policy:
     """Seconds between two notifications of one topic to one subscriber. The last change is always sent. A client may
     ask for a shorter interval, or call a resource urgent; `terms=` sets a limit."""
 
-    spread: float = 0.0
-    """Seconds over which the notifications of one change are spread, so that 10,000 refetches do not arrive at once. 0:
-    few servers have so many clients, and a change is most useful when it is new. Urgent topics, and what a returning
-    client has missed, are not spread."""
-
     priorities: tuple[tuple[str, Priority], ...] = ()
     """Pairs of (URI or pattern, priority); the first match counts. Otherwise lists are HIGH and contents NORMAL,
     because a list decides what else a client may ask for."""
@@ -89,7 +84,7 @@ class Policy:
 
     list_ttl: float = 0.0
     """Seconds that a client may keep a list without asking again (`ttlMs`). 0: a client that does not listen must not
-    use an old list. On the wire it is never shorter than `spread`."""
+    use an old list."""
 
     list_max_age: float = 1.0
     """Seconds that an encoded list is used before the server is asked again. A change that Tidings did not notice (a
@@ -178,7 +173,7 @@ class Policy:
         self._check_choice("webhooks", get_args(Callers))
         self._check_choice("detail", get_args(Detail))
         self._check_choice("list_order", get_args(ListOrder))
-        for name in ("quiet_gap", "longest_wait", "min_interval", "spread", "journal_age", "list_ttl", "list_max_age"):
+        for name in ("quiet_gap", "longest_wait", "min_interval", "journal_age", "list_ttl", "list_max_age"):
             self._check_number(name, (int, float), 0)
         for name in ("keep_alive", "write_deadline", "webhook_timeout", "webhook_backoff"):
             self._check_number(name, (int, float), 0.001)
@@ -217,14 +212,11 @@ class Policy:
     @property
     def has_delays(self) -> bool:
         """Whether a notification may be delayed although its subscriber is ready."""
-        return self.quiet_gap > 0 or self.min_interval > 0 or self.spread > 0
+        return self.quiet_gap > 0 or self.min_interval > 0
 
     def ttl_ms(self, own: int | None = None) -> int:
-        """Return the `ttlMs` of list results. `own` is the value that the server set, or None.
-
-        It is at least the spread: a client that asked again earlier would get the same list, together with all others.
-        """
-        return max(own or math.ceil(self.list_ttl * 1000), math.ceil(self.spread * 1000))
+        """Return the `ttlMs` of list results. `own` is the value that the server set, or None."""
+        return own or math.ceil(self.list_ttl * 1000)
 
     def priority(self, topic: Topic) -> Priority:
         if isinstance(topic, Feature):

@@ -25,15 +25,16 @@ from tests.end_to_end.test_promises import URIS, Subscription
 from tests.end_to_end.test_resume import Reader
 from tests.support.faults.cluster import Cluster, Fault, Replica, run_cluster
 from tests.support.faults.wire import Stream, get_request, open_session, request, session_headers
+from tests.support.list_copy import Copy
 from tests.support.messages import ACCEPT_BOTH
+from tests.support.promises.checks import PROMISES
+from tests.support.promises.history import Changed, Fetched, History, Subscribed
 from tests.support.stress import sized
 from tests.support.waiting import until
 from tests.support.wire_clients import read_answer
 from tidings.core.cursor import Cursor
-from tidings.core.delta import Copy
 from tidings.core.digest import split_digest
 from tidings.core.model import Feature, Topic, Version
-from tidings.testing import PROMISES, Changed, Fetched, History, Subscribed
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.stress]
 

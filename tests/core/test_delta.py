@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.list_copy import Copy
 from tidings.core.catalog import Catalog
-from tidings.core.delta import Copy, apply_patch, merge_patch
+from tidings.core.delta import apply_patch, merge_patch
 from tidings.core.digest import canonical
 from tidings.core.frames import CHANGE_KEY, FrameFormat, encode_frame
 from tidings.core.hub import Hub

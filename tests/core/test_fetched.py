@@ -10,7 +10,10 @@ from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule, run_state_machine_as_test
 
+from tests.support.promises.checks import check_all
+from tests.support.promises.history import PromiseBroken
 from tests.support.promises.machine import Machine
+from tests.support.promises.recorder import Recorder
 from tests.support.promises.strategies import URIS, topics
 from tests.support.readers import Clock
 from tests.support.stress import sized
@@ -18,7 +21,6 @@ from tidings import BUSY, Catalog, Feature, Filter, Hub, Notification, Policy, T
 from tidings.core import fetched as fetched_module
 from tidings.core.fetched import FetchedVersions
 from tidings.core.observer import Observer
-from tidings.testing import PromiseBroken, Recorder, check_all
 
 pytestmark = pytest.mark.usefixtures("no_logs")
 
@@ -218,7 +220,7 @@ def test_subscriber_ahead_of_the_hub_is_notified() -> None:
     hub.subscribe(received.append, "tools", told={TOOLS: cursor})
     hub.notifications.fetched.record(TOOLS, Version(2, "b"))
     for changes in commits:
-        hub.publish(changes)
+        hub.delivery.publish(changes)
 
     assert [each.version.revision for each in received] == [3]
 

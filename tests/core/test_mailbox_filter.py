@@ -107,7 +107,7 @@ def test_refetch_is_told_despite_the_filter() -> None:
 
     hub.subscribe(subscriber, "tools", told={Feature.TOOLS: Version(7, "of another life")})
     for changes in unpublished:
-        hub.publish(changes)
+        hub.delivery.publish(changes)
 
     assert [(told.topic, told.complete) for told in received] == [(Feature.TOOLS, False)]
 

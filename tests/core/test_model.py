@@ -7,7 +7,7 @@ from tidings import Catalog, Change, Feature, Notification, Operation, Version
 
 @pytest.fixture
 def change() -> Change:
-    [change] = Catalog(clock=lambda: 12.5, origin="here").prompts.add({"name": "review", "arguments": []})
+    [change] = Catalog(clock=lambda: 12.5).prompts.add({"name": "review", "arguments": []})
     return change
 
 
@@ -33,12 +33,12 @@ def test_names_of_a_feature_are_those_of_the_specification(
     assert (feature.method, feature.singular, feature.key_field) == (method, singular, key_field)
 
 
-def test_change_has_operation_item_time_and_origin(change: Change) -> None:
+def test_change_has_operation_item_and_time(change: Change) -> None:
     assert (change.topic, change.operation, change.key) == (Feature.PROMPTS, Operation.ADDED, "review")
     assert (change.revision, change.digest) == change.version
     assert change.previous.revision == 0
     assert change.digest != change.previous.digest
-    assert (change.time, change.origin, change.before) == (12.5, "here", None)
+    assert (change.time, change.before) == (12.5, None)
 
 
 def test_published_values_are_immutable(change: Change) -> None:

@@ -9,7 +9,10 @@ import pytest
 from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
+from tests.support.promises.checks import PROMISES, check_all
+from tests.support.promises.history import History, PromiseBroken
 from tests.support.promises.machine import Machine
+from tests.support.promises.recorder import Recorder
 from tests.support.promises.strategies import OTHER_EPOCH
 from tests.support.readers import Clock
 from tidings import BUSY, Catalog, Change, Feature, Filter, Hub, Notification, Policy, Subscriber, Topic, Version
@@ -19,7 +22,6 @@ from tidings.core.index import WatchIndex
 from tidings.core.journal import Journal
 from tidings.core.mailbox import Entry, Mailbox
 from tidings.core.notifications import Notifications
-from tidings.testing import PROMISES, History, PromiseBroken, Recorder, check_all
 
 pytestmark = pytest.mark.usefixtures("no_logs")
 

@@ -170,7 +170,7 @@ SEEN = ["board://" + "0123456789" * 9 + str(number) for number in range(5_000)]
 def test_cursor_that_takes_too_long_to_compare_means_refetch(topics: list[str]) -> None:
     server = Server(max_uris=20_000)
     server.change(*SEEN[:100])
-    watched = server.hub.watched_uris(topics)
+    watched = server.hub.index.watched(topics)
     assert watched_among(SEEN, watched) is None
     assert watched.work < 2 * _MAX_WORK, "it stops soon after the limit"
 
@@ -183,7 +183,7 @@ def test_cursor_that_takes_too_long_to_compare_means_refetch(topics: list[str]) 
 
 def test_work_of_a_cursor_does_not_depend_on_patterns_that_differ_in_literal_text() -> None:
     server = Server()
-    few, many = (server.hub.watched_uris([f"board://b{n}/*" for n in range(size)]) for size in (10, 1_000))
+    few, many = (server.hub.index.watched([f"board://b{n}/*" for n in range(size)]) for size in (10, 1_000))
     uris = [f"board://b{number}/x" for number in range(10)] * 50
 
     assert watched_among(uris, few) == watched_among(uris, many) == uris

@@ -1,15 +1,13 @@
-"""Callbacks as subscribers may fail, use the hub and be collected, without effect on others."""
+"""Callbacks as subscribers may fail and use the hub, without effect on others."""
 
 import functools
-import gc
 import logging
-import weakref
 from collections.abc import Callable
 
 import pytest
 
 from tests.support.readers import Clock, Reader, add
-from tidings import BUSY, Catalog, Feature, Hub, Notification, Policy, Reason, Topic
+from tidings import BUSY, Catalog, Feature, Hub, Notification, Policy, Topic
 
 TOOLS, PROMPTS, RESOURCES = Feature
 
@@ -84,46 +82,6 @@ def test_invalid_callback_is_refused(hub: Hub, callback: Callable[..., object], 
         hub.subscribe(callback, "tools")
 
     assert len(hub) == 0
-
-
-# Garbage collection
-
-
-def test_method_does_not_keep_its_object_alive(catalog: Catalog, hub: Hub, reader: Reader) -> None:
-    reasons: list[Reason] = []
-    owner = Reader()
-    hub.subscribe(owner.take, "tools", uris=["a://b", "a://*"], on_close=reasons.append, ttl=60)
-    hub.subscribe(reader.take, "tools")
-    trace = weakref.ref(owner)
-    del owner
-    gc.collect()
-    assert trace() is None
-
-    add(catalog, "x")
-    assert reader.told() == [["added x"]]
-    assert reasons == [Reason.COLLECTED]
-    assert [topic for topic, _ in hub.subscriptions()] == [TOOLS]
-    assert hub.next_due() is None
-
-
-class LargeReader(Reader):
-    """A reader of a size that no other object has, so that a new one gets the memory of one that was deleted."""
-
-    __slots__ = tuple(f"unused_{number}" for number in range(40))
-
-
-def test_object_with_a_reused_id_is_another_subscriber(catalog: Catalog, hub: Hub) -> None:
-    owner = LargeReader()
-    hub.subscribe(owner.take, "prompts")
-    address = id(owner)
-    del owner
-    born = [LargeReader() for _ in range(1000)]
-    [successor] = [reader for reader in born if id(reader) == address]
-    hub.subscribe(successor.take, "tools")
-
-    assert [topic for topic, _ in hub.subscriptions()] == [TOOLS]
-    add(catalog, "x")
-    assert successor.told() == [["added x"]]
 
 
 # Hooks

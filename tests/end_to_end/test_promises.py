@@ -27,10 +27,8 @@ from pydantic import BaseModel
 
 from tests.support.faults.wire import Process, Settings, changed, serve, stdio_server
 from tests.support.messages import MODERN
-from tests.support.stress import sized
-from tidings.core.model import Feature, Topic, Version
-from tidings.testing import (
-    PROMISES,
+from tests.support.promises.checks import PROMISES
+from tests.support.promises.history import (
     Acknowledged,
     Changed,
     Closed,
@@ -41,6 +39,8 @@ from tidings.testing import (
     Told,
     Unsubscribed,
 )
+from tests.support.stress import sized
+from tidings.core.model import Feature, Topic, Version
 
 pytestmark = [pytest.mark.anyio, pytest.mark.filterwarnings("ignore:(resources/.*subscribe|ping) is removed")]
 

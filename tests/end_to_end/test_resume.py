@@ -41,15 +41,16 @@ from tests.support.faults.wire import (
     request,
     serve,
 )
+from tests.support.list_copy import Copy
 from tests.support.messages import modern_headers, modern_message
+from tests.support.promises.checks import check_resumable
+from tests.support.promises.history import Acknowledged, Subscribed, Told
 from tests.support.sdk_clients import ChangesExtension, DeletedParams
 from tests.support.stress import sized
 from tidings.core.cursor import Cursor
-from tidings.core.delta import Copy
 from tidings.core.frames import CHANGE_KEY, CURSOR_KEY, DELETED_METHOD, FILTER_KEY, RESUME_KEY
 from tidings.core.model import Feature, Topic, Version
 from tidings.store.sqlite import peek
-from tidings.testing import Acknowledged, Subscribed, Told, check_resumable
 
 pytestmark = pytest.mark.anyio
 

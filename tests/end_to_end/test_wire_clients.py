@@ -76,7 +76,6 @@ class Server:
             journal_changes=chance.choice([1, 3, 1000]),
             max_changes_per_frame=chance.choice([1, 2, 64]),
             min_interval=chance.choice([0, 0, 2.0]),
-            spread=chance.choice([0, 0, 3.0]),
         )
         self.catalog = Catalog(self.policy)
         self.hub = Hub(self.catalog, clock=self.clock)

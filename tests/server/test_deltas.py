@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.list_copy import Copy
 from tests.support.wire_clients import Wire, Wires
-from tidings.core.delta import Copy
 from tidings.core.frames import CHANGE_KEY, CURSOR_KEY, FILTER_KEY
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]

@@ -144,7 +144,7 @@ async def test_reading_a_file_notifies_no_client_and_has_the_watched_version(tmp
 
     async with Client(live.server) as client:
         results = [await client.read_resource(uri) for _ in range(3)]
-    live.hub.publish_queued()
+    live.hub.delivery.publish_queued()
 
     assert [getattr(each.contents[0], "text", None) for each in results] == ["A" if is_seen else "B"] * 3
     cursors = [(each.meta or {})[CURSOR_KEY]["uris"][uri] for each in results]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support.cursors import WATCHED, change_summaries, told
-from tests.support.sdk_clients import DEADLINE, LEGACY, MARKER, MODERN, listening, open_client, stdio_server
+from tests.support.sdk_clients import LEGACY, MARKER, MODERN, listening, open_client, stdio_server
 from tests.support.wire_clients import Stream, Wire, Wires
 from tidings.core.frames import CHANGE_KEY, CURSOR_KEY, EXTENSION, FILTER_KEY, SUBSCRIPTION_KEY
 
@@ -23,7 +23,6 @@ SERVERS: dict[str, tuple[str, dict[str, Any]]] = {
         {"auth": True, "terms": {"bob": {"operations": ["added"], "names": ["public-*"], "detail": "summary"}}},
     ),
     "broken": ("mcpserver", {"terms": {"*": {"no_such_knob": 1}}}),
-    "spread": ("mcpserver", {"policy": {"spread": 2.5, "list_max_age": 3600.0}}),
 }
 
 
@@ -232,29 +231,3 @@ async def test_terms_apply_on_stdio(version: str) -> None:
     async with open_client(server, version, extended="extensions", settings=settings) as client, listening(client):
         await client.step("add", feature="tools", key="a")
         await client.step("remove", "tools removed steady", feature="tools", key="steady")
-
-
-# Spread
-
-
-async def test_list_ttl_is_at_least_the_spread(wires: Wires) -> None:
-    for name, least in (("spread", 2500), ("mcpserver", 0)):
-        for method in ("tools/list", "prompts/list", "resources/list", "resources/templates/list"):
-            result = (await wires.modern(name).post(method)).json()["result"]
-            assert result["ttlMs"] == least, method
-
-
-async def test_spread_delays_streams_by_different_times(wires: Wires) -> None:
-    wire = wires.modern("spread")
-    async with wire.listen("a", WATCHED) as one, wire.listen("b", WATCHED) as two, wire.listen("c", WATCHED) as three:
-        streams = (one, two, three)
-        for stream in streams:
-            await stream.message()
-        start = time.monotonic()
-        await wire.change("add", feature="tools", key="herd")
-        came: list[float] = []
-        for stream in streams:
-            assert change_summaries([(await stream.message())["params"]]) == [(["added herd"], True)]
-            came.append(time.monotonic() - start)
-        assert max(came) > 0.3, "three places of a spread of 2.5 s lie at least a fifth of it apart"
-        assert max(came) < 2.5 + DEADLINE / 2

@@ -146,8 +146,10 @@ async def test_cancelling_the_task_unsubscribes(hub: Hub) -> None:
 
 
 async def test_cancelling_a_task_without_a_block_unsubscribes(hub: Hub) -> None:
+    closed: asyncio.Future[Reason] = asyncio.get_running_loop().create_future()
+
     async def iterate() -> None:
-        async for _ in listen(hub, "tools"):
+        async for _ in listen(hub, "tools", on_close=closed.set_result):
             pass
 
     task = asyncio.create_task(iterate())
@@ -159,18 +161,21 @@ async def test_cancelling_a_task_without_a_block_unsubscribes(hub: Hub) -> None:
     del task  # and its traceback, which refers to the listener
     gc.collect()
 
+    assert await closed is Reason.COLLECTED
     assert len(hub) == 0
 
 
 async def test_losing_the_last_reference_unsubscribes(catalog: Catalog, hub: Hub) -> None:
-    changes = aiter(listen(hub, "tools"))
+    closed: asyncio.Future[Reason] = asyncio.get_running_loop().create_future()
+    changes = aiter(listen(hub, "tools", uris=["a://b", "a://*"], on_close=closed.set_result, ttl=60))
     catalog.tools.add({"name": "a"})
     assert await take(changes, 1) == ["added a"]
     assert len(hub) == 1
     del changes
     gc.collect()
 
-    assert len(hub) == 0
+    assert await closed is Reason.COLLECTED
+    assert (hub.subscriptions(), hub.next_due()) == ([], None)
 
 
 async def test_closing_a_listener_ends_its_iteration(hub: Hub) -> None:

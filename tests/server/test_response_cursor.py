@@ -11,9 +11,9 @@ import msgspec
 import pytest
 from mcp.server.mcpserver import MCPServer
 
+from tests.support.list_copy import Copy
 from tests.support.sdk_clients import MODERN
 from tidings import Live
-from tidings.core.delta import Copy
 from tidings.core.frames import CHANGE_KEY, CURSOR_KEY, FrameFormat, encode_frame
 from tidings.core.model import Feature, Notification
 from tidings.core.resume import resume
@@ -33,7 +33,7 @@ def elsewhere(act: Callable[[], object]) -> None:
 def told(live: Live, cursor: Any, *topics: Feature) -> list[Notification]:
     """Return the list of notifications that a client gets that returns with this cursor."""
     heard: list[Notification] = []
-    live.hub.publish_queued()
+    live.hub.delivery.publish_queued()
     where = resume(cursor, live.epoch, live.hub, topics)
     live.hub.subscribe(heard.append, *topics, told=where.told)
     return heard
@@ -53,7 +53,7 @@ async def test_unpublished_list_has_its_version() -> None:
     cursor = result["_meta"][CURSOR_KEY]
     assert cursor["topics"]["tools"]["digest"] == Copy(Feature.TOOLS, result["tools"]).digest
     elsewhere(lambda: live.tools.remove("new"))
-    live.hub.publish_queued()
+    live.hub.delivery.publish_queued()
     assert live.catalog.tools.version.digest == before.digest
     (notification,) = told(live, cursor, Feature.TOOLS)
     assert [(change.operation, change.key) for change in notification.changes] == [("removed", "new")]
@@ -90,7 +90,7 @@ async def test_list_that_changes_during_the_request_has_no_version(tmp_path: Pat
     assert cursor["topics"] == {"resources": None}
     file.unlink()
     elsewhere(lambda: workspace.rescan([file]))
-    live.hub.publish_queued()
+    live.hub.delivery.publish_queued()
     assert live.catalog.resources.version.digest == before.digest
     (notification,) = told(live, cursor, Feature.RESOURCES)
     assert not notification.complete
@@ -142,7 +142,7 @@ async def test_list_during_a_change_by_another_thread_has_its_version() -> None:
     is_listed.set()
     thread.join()
     tools._changed = tell
-    live.hub.publish_queued()
+    live.hub.delivery.publish_queued()
 
     cursor = result["_meta"][CURSOR_KEY]
     assert cursor["topics"]["tools"]["digest"] == Copy(Feature.TOOLS, result["tools"]).digest
@@ -169,7 +169,7 @@ async def test_deltas_keep_a_copy_of_a_folder_equal_to_the_list(tmp_path: Path) 
     for path, length in ((folder / "new.txt", 20), (folder / "old.txt", 30), (folder / "last.txt", 40)):
         path.write_text("y" * length)
         elsewhere(lambda path=path: workspace.rescan([path]))  # type: ignore[misc]
-        live.hub.publish_queued()
+        live.hub.delivery.publish_queued()
     for notification in heard:
         frame = msgspec.json.decode(encode_frame(notification, FrameFormat(detail="delta")))
         assert copy.apply(frame["params"]["_meta"][CHANGE_KEY])

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
+from tests.support.memory_store import MemoryStore
 from tests.support.stores import StoredServer, fill
 from tidings import Catalog, Feature, Version
 from tidings.store import Batch, State, StoreBusy
 from tidings.store.durable import DurableSubscription, Webhook
-from tidings.store.memory import MemoryStore
 from tidings.store.sqlite import SQLiteStore
 
 TOOLS, PROMPTS, RESOURCES = Feature.TOOLS, Feature.PROMPTS, Feature.RESOURCES

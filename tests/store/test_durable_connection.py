@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 from tests.support.durables import KEY, Client, record_of
+from tests.support.memory_store import MemoryStore
 from tests.support.stores import StoredServer
 from tidings import BUSY, Feature, Notification, Policy
 from tidings.core.model import Operation
-from tidings.store.memory import MemoryStore
 
 TOOLS = Feature.TOOLS
 

@@ -21,13 +21,13 @@ from typing import Any
 import pytest
 from mcp.server import MCPServer
 
+from tests.support.memory_store import MemoryStore
 from tests.support.stores import copy_open_file
 from tests.support.waiting import DEADLINE
 from tidings import Feature, Policy
 from tidings.live import Live
 from tidings.store import Batch, StoreBroken, StoreError, writer
 from tidings.store.durable import DurableSubscription
-from tidings.store.memory import MemoryStore
 from tidings.store.sqlite import peek
 
 TOOLS, PROMPTS = Feature.TOOLS, Feature.PROMPTS

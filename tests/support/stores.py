@@ -8,12 +8,12 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from tests.support.memory_store import MemoryStore
 from tidings import Catalog, Feature, Hub, Journal, Policy
 from tidings.sdk.uri_templates import read_template
 from tidings.store import Batch, Store
 from tidings.store.durable import DurableSubscription, Key
 from tidings.store.durable_registry import DurableSubscriptions
-from tidings.store.memory import MemoryStore
 from tidings.store.sqlite import SQLiteStore
 
 _numbers = count()

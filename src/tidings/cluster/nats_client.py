@@ -122,7 +122,7 @@ class Client(nats.aio.client.Client):
                 writer.transport.abort()
 
 
-async def connect(options: Options, name: str, inbox: str, on_closed: Callable[[], None], **more: Any) -> Client:
+async def connect(options: Options, name: str, inbox: str, on_closed: Callable[[], None]) -> Client:
     """Return a new connection, or raise `Lost`. `on_closed` is called when the connection is lost or closed."""
     client = Client(options.tls is not None)
 
@@ -152,7 +152,6 @@ async def connect(options: Options, name: str, inbox: str, on_closed: Callable[[
             token=options.token,
             user_credentials=options.credentials,
             tls=options.tls,
-            **more,
         )
     except Exception as error:  # nats-py raises many types
         reason = client.last_error if isinstance(error, nats.errors.NoServersError) else error

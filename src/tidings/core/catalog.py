@@ -44,14 +44,12 @@ class Catalog:
         policy: Policy | None = None,
         *,
         clock: Callable[[], float] = time.time,
-        origin: str = "local",
         life: str = "",
         epoch: str = "",
     ) -> None:
         """`life` identifies this run of the server: two processes that start with copies of one store use the same
         revisions for different contents."""
         self.policy = policy or Policy()
-        self.origin = origin
         self.life = life
         self.epoch = epoch
         """Identifies the revisions: those of the store, of the cluster or of this process. Those of another epoch are
@@ -426,7 +424,6 @@ class Items:
             version=self._version,
             previous=previous,
             time=now,
-            origin=self._catalog.origin,
             trace=self._catalog._cause,
             item=item,
             before=before,
@@ -520,7 +517,6 @@ class Resources(Items):
                     version=version,
                     previous=previous,
                     time=now,
-                    origin=catalog.origin,
                     trace=catalog._cause,
                     metadata=metadata,
                 )

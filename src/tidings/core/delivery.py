@@ -74,8 +74,14 @@ class Delivery:
 
     # Publishing
 
+    def publish(self, changes: tuple[Change, ...]) -> None:
+        """Deliver one commit of the catalog, together with those that are queued."""
+        self.enqueue(changes)
+        self.publish_queued()
+
     def enqueue(self, changes: tuple[Change, ...]) -> None:
-        """Add one commit to the journal and queue it. The caller holds the lock."""
+        """Add one commit to the journal and queue it. The caller holds the lock. It then has `publish_queued` called on
+        the thread of its choice."""
         self._notifications.record(changes)
         self._queue += changes
 
@@ -88,15 +94,14 @@ class Delivery:
             self._is_publishing = True
             try:
                 while self._queue:
-                    self._hub.close_collected()
                     queued, self._queue = tuple(self._queue), []
                     for changes in by_topic(queued):
-                        self.publish(changes)
+                        self._publish_topic(changes)
                         self._deliver_to_woken()
             finally:
                 self._is_publishing = False
 
-    def publish(self, changes: tuple[Change, ...]) -> None:
+    def _publish_topic(self, changes: tuple[Change, ...]) -> None:
         """Deliver changes of one topic. The caller holds the lock."""
         notification, may_be_undone = self._notifications.publish(changes)
         keys = self._index.keys(notification.topic)
@@ -247,7 +252,7 @@ class Delivery:
             self._overflow(subscriber, mailbox)
             return
         was_pending = mailbox.is_pending(topic)
-        due = mailbox.add(notification, previous, subscriber.policy, subscriber.filter, now, subscriber.delay)
+        due = mailbox.add(notification, previous, subscriber.policy, subscriber.filter, now)
         self.observers.queued(subscriber, notification, due, was_pending=was_pending)
         if not subscriber.is_ready:
             return
@@ -335,7 +340,6 @@ class Delivery:
     def tick(self, now: float | None = None) -> None:
         """Deliver what has become due, and end the subscriptions whose time to live is over."""
         with self:
-            self._hub.close_collected()
             now = self._clock() if now is None else now
             for subscriber in self._timers.pop_due(now):
                 if not subscriber.is_closed:

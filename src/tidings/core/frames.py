@@ -38,6 +38,7 @@ __all__ = [
     "FrameFormat",
     "acknowledgement",
     "encode_frame",
+    "encode_params",
     "encode_tag",
     "heartbeat",
     "listen_result",
@@ -126,6 +127,11 @@ def encode_frame(notification: Notification, format: FrameFormat, tag: bytes = b
     return head + tag + tail
 
 
+def encode_params(notification: Notification, format: FrameFormat) -> bytes:
+    """Return only the params of a frame, for receivers of another kind. The format is one of lines."""
+    return encode_frame(notification, format).partition(b'"params":')[2].removesuffix(b"}\n")
+
+
 def encode_tag(subscription_id: str | int) -> bytes:
     """Return the tag of a subscriber: its subscription id as JSON."""
     # Copied, because msgspec's bytes keep the unused 32 bytes of its buffer, and every stream has a tag.
@@ -199,7 +205,7 @@ def _template(format: FrameFormat, feature: Feature | None, operation: Operation
     """Encode a notification with unique values, and replace these by placeholders."""
     key, version = "\1", Version(1 << 62, "\3")
     item = None if feature is None else Item(feature, key, _ITEM, b"")
-    change = Change(feature or key, operation, key, version, version, 0.0, "", item)
+    change = Change(feature or key, operation, key, version, version, 0.0, item)
     text = _text(Notification(change.topic, version, (change,), since=0), format)
     for place, value in ((_KEY, key), (_REVISION, version.revision), (_DIGEST, version.digest)):
         text = text.replace(msgspec.json.encode(value), place)

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from itertools import count
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import Any
 
 from tidings.core.catalog import Catalog
@@ -21,15 +20,15 @@ from tidings.core.cursor import Cursor
 from tidings.core.delivery import Delivery
 from tidings.core.event_log import EventLog
 from tidings.core.filters import Filter
-from tidings.core.index import WatchedUris, WatchIndex, check_limit
+from tidings.core.index import WatchIndex, check_limit
 from tidings.core.journal import ChangeHistory, Journal, changes_since_told
 from tidings.core.mailbox import IsMuted
-from tidings.core.model import Change, Feature, Notification, Reason, Topic, Version, topic_named
+from tidings.core.model import Feature, Notification, Reason, Topic, Version, topic_named
 from tidings.core.notifications import Notifications
 from tidings.core.observer import Observers
 from tidings.core.patterns import Match, Templates, is_pattern
 from tidings.core.redact import redact_uri
-from tidings.core.subscriber import BUSY, LOCAL, Callbacks, ConnectionKind, Deliver, OnClose, Subscriber, check_callback
+from tidings.core.subscriber import BUSY, LOCAL, ConnectionKind, Deliver, OnClose, Subscriber, check_callback
 from tidings.core.tracer import Tracer
 from tidings.policy import Policy
 
@@ -62,6 +61,7 @@ class Hub:
         """Add an observer with `hub.observers.add(…)`."""
         self.tracer = Tracer()
         self.notifications = Notifications(catalog, self.policy, journal, self.observers)
+        self.journal = self.notifications.journal
         self.on_watched = on_watched
         """Called with a feature, URI or pattern when it gets its first subscriber, for example to start polling it."""
         self.on_unwatched = on_unwatched
@@ -71,13 +71,13 @@ class Hub:
         self._clock = clock
         self._lock = catalog.lock
         self._subscribers: dict[Subscriber, None] = {}
-        self._serials = count()
-        self._callbacks = Callbacks()
-        self._index = WatchIndex(templates, self.policy.subresources)
+        self._callbacks: dict[object, Subscriber] = {}
+        """The subscribers that are callbacks. Each callback has one subscriber, however often it subscribes."""
+        self.index = WatchIndex(templates, self.policy.subresources)
         self._started: set[Topic] = set()
         """The topics for which `on_watched` was called, and `on_unwatched` was not."""
-        self._delivery = Delivery(self, self._index, clock)
-        catalog.publisher = self.publish
+        self.delivery = Delivery(self, self.index, clock)
+        catalog.publisher = self.delivery.publish
 
     # Subscribing
 
@@ -94,12 +94,10 @@ class Hub:
     ) -> Subscriber:
         """Return a new subscriber that watches nothing yet."""
         with self._lock:
-            self.close_collected()
             subscriber = Subscriber(
                 self,
                 deliver,
                 policy or self.policy,
-                next(self._serials),
                 label=label,
                 kind=kind,
                 filter=filter,
@@ -123,7 +121,7 @@ class Hub:
         """Subscribe a subscriber, or a callback, to further features, URIs and URI patterns.
 
         A callback has one subscriber, however often it subscribes. `options` are those of `open()`, and are ignored
-        after the first time. A bound method does not keep its object alive: the subscription ends with the object.
+        after the first time.
 
         A subscriber is taken to know the present version of what it watches, unless `told` has another version, or None
         for none. After `ttl` seconds, the subscriptions named here end. `matches` has patterns that are compiled
@@ -131,33 +129,33 @@ class Hub:
         """
         requested_features = [Feature(feature) for feature in features]
         requested_uris = [uris] if isinstance(uris, str) else list(uris)
-        with self._delivery:
-            self.close_collected()
+        with self.delivery:
             # Check everything before anything is changed.
             known = self._find(subscriber)
             check_limit(known.policy if known else options.get("policy") or self.policy, known, requested_uris)
             known_matches = matches or {}
             matches = {
-                uri: known_matches.get(uri) or self.compile_pattern(uri) for uri in filter(is_pattern, requested_uris)
+                uri: known_matches.get(uri) or self.index.compile_pattern(uri)
+                for uri in filter(is_pattern, requested_uris)
             }
             if not isinstance(subscriber, Subscriber):
                 subscriber = known or self._open_callback(subscriber, options)
             if subscriber.is_closed:
                 return subscriber
             topics: list[Topic] = [*requested_features, *requested_uris]
-            newly_watched = [topic for topic in topics if self._index.add(subscriber, topic, matches)]
+            newly_watched = [topic for topic in topics if self.index.add(subscriber, topic, matches)]
             told = told or {}
             self.observers.subscribed(subscriber, topics, told)
             now = self._clock()
             subscriber.set_expiry(topics, None if ttl is None else now + ttl)
             if ttl is not None:
-                self._delivery.set_timer(subscriber, now + ttl)
-            self._delivery.add_missed(subscriber, told, now)
+                self.delivery.set_timer(subscriber, now + ttl)
+            self.delivery.add_missed(subscriber, told, now)
             # Last, because a hook may make changes, and this subscriber gets them like any other.
             for topic in newly_watched:
                 self._start(topic)
             if told and not subscriber.is_closed:
-                self._delivery.deliver_due(subscriber, now)
+                self.delivery.deliver_due(subscriber, now)
             return subscriber
 
     def unsubscribe(
@@ -188,11 +186,12 @@ class Hub:
             if known.before_close is not None:
                 self._call_hook(known.before_close, known)
             known.mark_closed()
-            for topic in self._index.remove(known):
+            for topic in self.index.remove(known):
                 self._stop(topic)
-            self._delivery.forget(known)
+            self.delivery.forget(known)
             self._subscribers.pop(known, None)
-            self._callbacks.discard(known)
+            if self._is_callback(known):
+                del self._callbacks[_identity(known.deliver)]
             if known.on_close is not None:
                 self._call_hook(known.on_close, reason)
 
@@ -204,7 +203,7 @@ class Hub:
             (subscriber, topic)
             for subscriber in subscribers
             for topic in topics
-            if self._index.discard(subscriber, topic)
+            if self.index.discard(subscriber, topic)
         ]
         for subscriber, topic in ended:
             subscriber.set_expiry([topic], None)
@@ -212,51 +211,26 @@ class Hub:
         if ended:
             self.observers.unsubscribed(ended, reason, cause)
         for subscriber in subscribers:
-            self._delivery.drop_unwatched(subscriber)
+            self.delivery.drop_unwatched(subscriber)
             # A callback without subscriptions is closed. A connection stays open: it may subscribe again.
-            if subscriber.is_idle and subscriber in self._callbacks:
+            if subscriber.is_idle and self._is_callback(subscriber):
                 self.close(subscriber, reason)
 
-    def close_collected(self) -> None:
-        """Close the subscribers whose callback was garbage-collected. The caller holds the lock."""
-        while (subscriber := self._callbacks.next_collected()) is not None:
-            self.close(subscriber, Reason.COLLECTED)
-
     # Queries
-
-    @property
-    def journal(self) -> Journal:
-        return self.notifications.journal
 
     def subscribers(self, topic: Feature | str) -> list[Subscriber]:
         """Return the subscribers that get the changes of a topic: a feature by its name, or the URI of a resource."""
         with self._lock:
-            self.close_collected()
-            return list(self._index.subscribers(self._index.keys(topic_named(topic))))
+            return list(self.index.subscribers(self.index.keys(topic_named(topic))))
 
     def subscriptions(self) -> list[tuple[Topic, list[Subscriber]]]:
         """Return every feature, URI and pattern that is watched, with its subscribers."""
         with self._lock:
-            self.close_collected()
-            return [(topic, list(subscribers)) for topic, subscribers in self._index.by_topic.items()]
+            return [(topic, list(subscribers)) for topic, subscribers in self.index.by_topic.items()]
 
     def count_subscriptions(self) -> list[tuple[Topic, int]]:
         """Return the same with the number of subscribers, and without the lock, because metrics ask often."""
-        return [(topic, len(subscribers)) for topic, subscribers in list(self._index.by_topic.items())]
-
-    def compile_pattern(self, pattern: str) -> Match:
-        """Return a predicate for the URIs that match a pattern. Raise `InvalidPattern` if the pattern is invalid."""
-        return self._index.compile_pattern(pattern)
-
-    def watched_uris(
-        self,
-        uris: Collection[str],
-        is_authorized: Callable[[str], bool] | None = None,
-        matches: Mapping[str, Match] | None = None,
-    ) -> WatchedUris:
-        """Return the resources that these URIs and patterns watch. `is_authorized` says whether a resource may be
-        watched through a pattern or a parent resource. `matches` has patterns that are compiled already."""
-        return self._index.watched(uris, is_authorized, matches)
+        return [(topic, len(subscribers)) for topic, subscribers in list(self.index.by_topic.items())]
 
     def told(self, subscriber: Subscriber, topic: Topic) -> Version | None:
         """Return the version that a subscriber was told, or knew when it subscribed; None for none."""
@@ -277,8 +251,8 @@ class Hub:
 
     def delivering_to(self, subscriber: Subscriber) -> Topic | None:
         """Return the topic that is being delivered, if the subscriber watches it and may not have been told yet."""
-        topic = self._delivery.topic
-        return topic if topic and self._index.is_watching(subscriber, self._index.keys(topic)) else None
+        topic = self.delivery.topic
+        return topic if topic and self.index.is_watching(subscriber, self.index.keys(topic)) else None
 
     def history(self, topic: Topic | None, since: int | Cursor | None, epoch: str) -> ChangeHistory:
         """Return the changes of one topic, or of all, after a revision or since a cursor of this `epoch`."""
@@ -295,39 +269,24 @@ class Hub:
 
     def __len__(self) -> int:
         with self._lock:
-            self.close_collected()
             return len(self._subscribers)
 
     # Delivery
-
-    def publish(self, changes: tuple[Change, ...]) -> None:
-        """Deliver one commit of the catalog, together with those that are queued."""
-        self._delivery.enqueue(changes)
-        self._delivery.publish_queued()
-
-    def enqueue(self, changes: tuple[Change, ...]) -> None:
-        """Queue one commit of the catalog. The caller holds the lock. It then has `publish_queued` called on the thread
-        of its choice."""
-        self._delivery.enqueue(changes)
-
-    def publish_queued(self) -> None:
-        """Deliver the queued commits: one notification per topic."""
-        self._delivery.publish_queued()
 
     def wake(self, subscriber: Subscriber, *, was_absent: bool = False) -> None:
         """Deliver what is pending for a subscriber that accepts notifications again, or is no longer muted.
 
         `was_absent`: its client was away, so its latency counts from now on.
         """
-        self._delivery.wake(subscriber, was_absent=was_absent)
+        self.delivery.wake(subscriber, was_absent=was_absent)
 
     def next_due(self) -> float | None:
         """Return when `tick` is needed."""
-        return self._delivery.next_due()
+        return self.delivery.next_due()
 
     def tick(self, now: float | None = None) -> None:
         """Deliver what has become due, and end the subscriptions whose time to live is over."""
-        self._delivery.tick(now)
+        self.delivery.tick(now)
 
     def timer_changed(self, when: float) -> None:
         if self.on_timer_change is not None:
@@ -336,13 +295,13 @@ class Hub:
     # Hooks
 
     def _start(self, topic: Topic) -> None:
-        if topic in self._index.by_topic and topic not in self._started:
+        if topic in self.index.by_topic and topic not in self._started:
             self._started.add(topic)
             if self.on_watched is not None:
                 self._call_hook(self.on_watched, topic)
 
     def _stop(self, topic: Topic) -> None:
-        if topic in self._started and topic not in self._index.by_topic:
+        if topic in self._started and topic not in self.index.by_topic:
             self._started.remove(topic)
             if self.on_unwatched is not None:
                 self._call_hook(self.on_unwatched, topic)
@@ -358,9 +317,16 @@ class Hub:
     def _open_callback(self, callback: Callable[[Notification], object], options: Mapping[str, Any]) -> Subscriber:
         check_callback(callback)
         options = {"label": getattr(callback, "__qualname__", ""), **options}
-        subscriber = self.open(self._callbacks.reference(callback), **options)
-        self._callbacks.add(subscriber)
+        subscriber = self._callbacks[_identity(callback)] = self.open(callback, **options)
         return subscriber
 
+    def _is_callback(self, subscriber: Subscriber) -> bool:
+        return self._callbacks.get(_identity(subscriber.deliver)) is subscriber
+
     def _find(self, subscriber: Subscriber | Callable[[Notification], object]) -> Subscriber | None:
-        return subscriber if isinstance(subscriber, Subscriber) else self._callbacks.find(subscriber)
+        return subscriber if isinstance(subscriber, Subscriber) else self._callbacks.get(_identity(subscriber))
+
+
+def _identity(callback: object) -> object:
+    """Return a key that is equal for two references to the same callback."""
+    return callback if isinstance(callback, Hashable) else id(callback)

@@ -57,7 +57,8 @@ class WatchIndex:
         is_authorized: Callable[[str], bool] | None = None,
         matches: Mapping[str, Match] | None = None,
     ) -> WatchedUris:
-        """Return the resources that these URIs and patterns watch: see `Hub.watched_uris`."""
+        """Return the resources that these URIs and patterns watch. `is_authorized` says whether a resource may be
+        watched through a pattern or a parent resource. `matches` has patterns that are compiled already."""
 
         def compile(pattern: str) -> Match:
             return (matches or {}).get(pattern) or self.compile_pattern(pattern)

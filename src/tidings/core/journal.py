@@ -228,7 +228,7 @@ def change_json(change: Change, *, is_full: bool = False) -> dict[str, Any]:
         "revision": change.revision,
         "digest": change.digest,
         "time": iso_time(change.time),
-        "origin": change.origin,
+        "origin": "local",  # a member of the format, which had the name of the process
     }
     if is_full:
         if (item := change.item or change.before) is not None:

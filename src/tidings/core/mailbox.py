@@ -80,12 +80,8 @@ class Mailbox:
         policy: Policy,
         filter: Filter | None,
         now: float,
-        delay: float = 0.0,
     ) -> float:
-        """Add a change of a topic. Return when the topic is due, or `NEVER`.
-
-        `delay` is the subscriber's share of `Policy.spread`.
-        """
+        """Add a change of a topic. Return when the topic is due, or `NEVER`."""
         topic = notification.topic
         entry = self.entries.get(topic)
         if entry is None:
@@ -110,7 +106,7 @@ class Mailbox:
         ):
             self.suppress(topic, entry, now)
             return NEVER
-        return self._schedule(topic, entry, policy, now, delay)
+        return self._schedule(topic, entry, policy, now)
 
     def add_missed(self, notification: Notification, told: Version | None, policy: Policy, now: float) -> None:
         """Add a topic that a returning subscriber has missed. Only the minimal interval delays it."""
@@ -214,15 +210,15 @@ class Mailbox:
                     soonest = min(soonest, entry.not_before)
         return soonest
 
-    def _schedule(self, topic: Topic, entry: Entry, policy: Policy, now: float, delay: float) -> float:
+    def _schedule(self, topic: Topic, entry: Entry, policy: Policy, now: float) -> float:
         if self._queue(topic, entry, policy, now) is Priority.URGENT:
             entry.due = now
         elif policy.quiet_gap:
             due = min(now + policy.quiet_gap, entry.pending_since + policy.longest_wait)
-            entry.due = max(due + delay, entry.not_before)
+            entry.due = max(due, entry.not_before)
         else:
             # From the oldest change: without a gap, further changes must not postpone the delivery.
-            entry.due = max(entry.pending_since + delay, entry.not_before)
+            entry.due = max(entry.pending_since, entry.not_before)
         return entry.due
 
     def _queue(self, topic: Topic, entry: Entry, policy: Policy, now: float) -> Priority:

@@ -118,7 +118,7 @@ class Reason(StrEnum):
     """The resource is gone, and the subscriber was told."""
     DISCONNECTED = "disconnected"
     COLLECTED = "collected"
-    """The callback of an in-process subscriber was garbage-collected."""
+    """The listener of an in-process subscriber was garbage-collected."""
     OVERFLOW = "overflow"
     """More topics were pending than `Policy.max_pending` allows. The client must reconnect and refetch."""
     REPLACED = "replaced"
@@ -174,7 +174,6 @@ class Change(msgspec.Struct, frozen=True, gc=False, array_like=True):
     version: Version
     previous: Version
     time: float
-    origin: str
     item: Item | None = None
     """The item afterwards; None when it was removed, and for changes of content."""
     before: Item | None = None

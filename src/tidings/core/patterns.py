@@ -7,18 +7,16 @@ There are three forms:
   hub is given a `Templates` function, and `tidings.sdk.uri_templates` has one that uses the SDK's `UriTemplate`;
 * anything else is an exact URI, which this module does not handle.
 
-The index is a trie over the segments between slashes. A segment with wildcards is stored by its literal start and end;
-patterns that are equal in these are stored by a literal text between two wildcards. So ten thousand patterns that
-differ in any literal text need a few lookups and no scan.
+The index is a map by literal prefix, then by literal suffix, then by a literal text between two wildcards. So ten
+thousand patterns that differ in one of these texts need a few lookups and no scan.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import lru_cache
-from itertools import pairwise
-from typing import Generic, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 from tidings.core.encoding import is_unicode
 from tidings.core.model import Topic
@@ -30,15 +28,12 @@ Match: TypeAlias = Callable[[str], bool]
 Templates: TypeAlias = Callable[[str], Match]
 """Compiles an RFC 6570 template into a predicate for URIs. It raises ValueError for an invalid template."""
 
-_Value = TypeVar("_Value")
-
 _VARIABLE = re.compile(r"\{[^{}]*\}|\*+")
-_SIMPLE_EXPRESSION = re.compile(r"\{[A-Za-z0-9_.]+\}")
 # Clients choose the patterns, so the time that one of them can take is limited.
 _MAX_LENGTH = 1_000
 _MAX_WILDCARDS = 16
 _MAX_SEGMENTS = 100
-"""More than real URIs have. The index recurses once per segment."""
+"""More than real URIs have."""
 _MAX_URI_LENGTH = 8_192
 """No pattern matches a longer URI."""
 
@@ -143,118 +138,13 @@ def _positions(uri: str) -> dict[str, int]:
     return positions
 
 
-class _Search:
-    """The search for the patterns that may match one URI."""
-
-    __slots__ = ("found", "parts", "uri", "work")
-
-    def __init__(self, uri: str) -> None:
-        self.uri = uri
-        self.parts = uri.split("/")
-        self.found: list[str] = []
-        self.work = 0
-        """The number of lookups and comparisons."""
-
-
-class _Bucket:
-    """Patterns with the same place in the trie, stored by a literal text between two wildcards."""
-
-    __slots__ = ("by_length",)
-
-    def __init__(self) -> None:
-        self.by_length: dict[int, dict[str, dict[str, None]]] = {}
-
-    def collect(self, search: _Search) -> None:
-        uri = search.uri
-        for length, by_text in self.by_length.items():
-            search.work += min(len(by_text), len(uri))
-            if len(by_text) < len(uri):
-                for text, patterns in by_text.items():
-                    if text in uri:
-                        search.found += patterns
-            else:
-                for text in {uri[at : at + length] for at in range(len(uri) - length + 1)}:
-                    if text in by_text:
-                        search.found += by_text[text]
-
-    def add(self, pattern: str) -> None:
-        texts = _inner_texts(pattern)
-        existing = [len(self.by_length.get(len(text), _EMPTY).get(text, ())) for text in texts]
-        # Use the text that the fewest patterns have, because a common text excludes few patterns.
-        text = min(zip(existing, texts, strict=True), key=lambda pair: (pair[0], -len(pair[1])))[1]
-        self.by_length.setdefault(len(text), {}).setdefault(text, {})[pattern] = None
-
-    def remove(self, pattern: str) -> None:
-        for text in _inner_texts(pattern):
-            by_text = self.by_length.get(len(text), _EMPTY)
-            if pattern in (patterns := by_text.get(text, {})):
-                del patterns[pattern]
-                if not patterns:
-                    del by_text[text]
-                if not by_text:
-                    del self.by_length[len(text)]
-                return
-
-
-class _PrefixSuffixMap(Generic[_Value]):
-    """Values by prefix and suffix. `find` compares the prefix first, because most texts differ there."""
-
-    __slots__ = ("by_start",)
-
-    def __init__(self) -> None:
-        self.by_start: dict[int, dict[str, dict[int, dict[str, _Value]]]] = {}
-
-    def find(self, text: str, search: _Search) -> list[_Value]:
-        found: list[_Value] = []
-        search.work += len(self.by_start)
-        for length, starts in self.by_start.items():
-            by_end = starts.get(text[:length])
-            if by_end is not None:
-                search.work += len(by_end)
-                for length, ends in by_end.items():
-                    value = ends.get(text[-length:] if length else "")
-                    if value is not None:
-                        found.append(value)
-        return found
-
-    def setdefault(self, start: str, end: str, value: _Value) -> _Value:
-        by_end = self.by_start.setdefault(len(start), {}).setdefault(start, {})
-        return by_end.setdefault(len(end), {}).setdefault(end, value)
-
-    def delete(self, start: str, end: str) -> None:
-        starts = self.by_start[len(start)]
-        by_end = starts[start]
-        ends = by_end[len(end)]
-        del ends[end]
-        if not ends:
-            del by_end[len(end)]
-        if not by_end:
-            del starts[start]
-        if not starts:
-            del self.by_start[len(start)]
-
-
-class _Node:
-    __slots__ = ("ends", "literal", "rest", "wild")
-
-    def __init__(self) -> None:
-        self.literal: dict[str, _Node] = {}
-        self.wild: _PrefixSuffixMap[_Node] | None = None
-        """By the literal start and end of the segment."""
-        self.rest: _PrefixSuffixMap[_Bucket] | None = None
-        """Patterns that continue over any number of segments, by the literal start and end of the rest."""
-        self.ends: _Bucket | None = None
-        """Patterns that end here."""
-
-    def is_empty(self) -> bool:
-        return not (self.literal or self.wild or self.rest or self.ends)
-
-
 class PatternIndex:
     """A set of patterns, and the search for those that match a URI."""
 
     def __init__(self) -> None:
-        self._root = _Node()
+        self._by_text: dict[int, dict[str, Any]] = {}
+        """The patterns by three literal texts (see `_literals`), each by its length first: so one lookup per length
+        finds those whose text a URI has."""
         self.matches: dict[str, Match] = {}
         """The compiled form of each pattern."""
         self.work = 0
@@ -262,114 +152,66 @@ class PatternIndex:
 
     def add(self, pattern: str, match: Match) -> None:
         """Add a pattern with its compiled form."""
-        if pattern not in self.matches:
-            self.matches[pattern] = match
-            self._edit(self._root, _segments(pattern), 0, pattern)
+        self.matches[pattern] = match
+        found: dict[Any, Any] = self._by_text
+        for text in _literals(pattern):
+            found = found.setdefault(len(text), {}).setdefault(text, {})
+        found[pattern] = None
 
     def discard(self, pattern: str) -> None:
         if self.matches.pop(pattern, None) is not None:
-            self._edit(self._root, _segments(pattern), 0, pattern)
+            _remove(self._by_text, pattern, *_literals(pattern))
 
     def matching(self, uri: str) -> list[str]:
         if len(uri) > _MAX_URI_LENGTH:
             return []
-        search = _Search(uri)
-        self._collect(self._root, 0, search)
+        found = list(self._candidates(uri))
         # The SDK needs about as long for a variable as a glob for 30 characters.
-        self.work += search.work + sum(8 + len(uri) // 2 + 16 * pattern.count("{") for pattern in search.found)
-        return [pattern for pattern in search.found if self.matches[pattern](uri)]
+        self.work += 1 + sum(8 + len(uri) // 2 + 16 * pattern.count("{") for pattern in found)
+        return [pattern for pattern in found if self.matches[pattern](uri)]
 
-    def _collect(self, node: _Node, at: int, search: _Search) -> None:
-        search.work += 1
-        if node.rest is not None:
-            for bucket in node.rest.find("/".join(search.parts[at:]), search):
-                bucket.collect(search)
-        if at == len(search.parts):
-            if node.ends is not None:
-                node.ends.collect(search)
-            return
-        part = search.parts[at]
-        child = node.literal.get(part)
-        if child is not None:
-            self._collect(child, at + 1, search)
-        if node.wild is not None:
-            for child in node.wild.find(part, search):
-                self._collect(child, at + 1, search)
-
-    def _edit(self, node: _Node, segments: list[str], at: int, pattern: str) -> None:
-        """Add `pattern` below `node`. If it is no longer in `matches`, remove it and the nodes that are empty then."""
-        if at == len(segments):
-            if node.ends is None:
-                node.ends = _Bucket()
-            self._put(node.ends, pattern)
-            if not node.ends.by_length:
-                node.ends = None
-            return
-        segment = segments[at]
-        if not is_pattern(segment):
-            if (child := node.literal.get(segment)) is None:
-                child = node.literal[segment] = _Node()
-            self._edit(child, segments, at + 1, pattern)
-            if child.is_empty():
-                del node.literal[segment]
-            return
-        pieces = _VARIABLE.split(segment)
-        start, end = pieces[0], pieces[-1]
-        if not _spans_segments(segment):
-            if node.wild is None:
-                node.wild = _PrefixSuffixMap()
-            child = node.wild.setdefault(start, end, _Node())
-            self._edit(child, segments, at + 1, pattern)
-            if child.is_empty():
-                node.wild.delete(start, end)
-                if not node.wild.by_start:
-                    node.wild = None
-        else:
-            end = _VARIABLE.split("/".join(segments[at:]))[-1]
-            if segment.startswith("**") and not segment.strip("*"):
-                end = end.removeprefix("/")  # `**/x` also matches `x`
-            if node.rest is None:
-                node.rest = _PrefixSuffixMap()
-            bucket = node.rest.setdefault(start, end, _Bucket())
-            self._put(bucket, pattern)
-            if not bucket.by_length:
-                node.rest.delete(start, end)
-                if not node.rest.by_start:
-                    node.rest = None
-
-    def _put(self, bucket: _Bucket, pattern: str) -> None:
-        if pattern in self.matches:
-            bucket.add(pattern)
-        else:
-            bucket.remove(pattern)
+    def _candidates(self, uri: str) -> Iterator[str]:
+        """Return the patterns whose literal texts this URI has."""
+        self.work += len(self._by_text)
+        for start, by_start in self._by_text.items():
+            by_suffix = by_start.get(uri[:start], _NOTHING)
+            self.work += len(by_suffix)
+            for end, by_end in by_suffix.items():
+                for size, inner in by_end.get(uri[-end:] if end else "", _NOTHING).items():
+                    self.work += min(len(inner), len(uri))
+                    if len(inner) < len(uri):
+                        texts = {text for text in inner if text in uri}
+                    else:
+                        texts = {uri[at : at + size] for at in range(len(uri) - size + 1)} & inner.keys()
+                    for text in texts:
+                        yield from inner[text]
 
 
-_EMPTY: dict[str, dict[str, None]] = {}
+_NOTHING: dict[Any, Any] = {}
 
 
-def _inner_texts(pattern: str) -> list[str]:
-    """Return the literal texts between two wildcards, which a matching URI must contain; at least one."""
-    wildcards = list(_VARIABLE.finditer(pattern))
-    texts = []
-    for left, right in pairwise(wildcards):
-        text = pattern[left.end() : right.start()]
-        # `**/` also matches no segment, without the slash.
-        texts.append(text.removeprefix("/") if left[0].startswith("**") else text)
-    return texts or [""]
+def _remove(by_text: dict[Any, Any], pattern: str, *texts: str) -> None:
+    """Remove a pattern below its literal texts, and what is empty then."""
+    if not texts:
+        del by_text[pattern]
+        return
+    text, *others = texts
+    same_length = by_text[len(text)]
+    _remove(same_length[text], pattern, *others)
+    if not same_length[text]:
+        del same_length[text]
+    if not same_length:
+        del by_text[len(text)]
 
 
-def _segments(pattern: str) -> list[str]:
-    """Split at the slashes that are not part of an expression such as `{/path}`."""
-    return [part.replace("\0", "/") for part in _VARIABLE.sub(_hide_slashes, pattern).split("/")]
-
-
-def _hide_slashes(found: re.Match[str]) -> str:
-    return found[0].replace("/", "\0")
-
-
-def _spans_segments(segment: str) -> bool:
-    """Return whether a segment of a pattern can match more or less than one segment of a URI."""
-    return any(
-        found.startswith("**") or (found.startswith("{") and not _SIMPLE_EXPRESSION.fullmatch(found))
-        for found in _VARIABLE.findall(segment)
-    )
+def _literals(pattern: str) -> tuple[str, str, str]:
+    """Return three texts that each matching URI has: at its start, at its end, and, the longest one, in between."""
+    prefix, *texts = _VARIABLE.split(pattern)
+    wildcards = _VARIABLE.findall(pattern)
+    # `**/` also matches no segment, without the slash.
+    texts = [
+        text.removeprefix("/") if wildcard.startswith("**") else text
+        for wildcard, text in zip(wildcards, texts, strict=True)
+    ]
+    suffix = texts.pop() if texts else ""
+    return prefix, suffix, max(texts, key=len, default="")

@@ -59,7 +59,7 @@ def resume(
     told: dict[Topic, Version | None] = {
         topic: version for topic, version in versions.items() if isinstance(topic, Feature) and topic in topics
     }
-    watched = hub.watched_uris(frozenset(uris), is_authorized, matches)
+    watched = hub.index.watched(frozenset(uris), is_authorized, matches)
     found = watched_among([topic for topic in versions if not isinstance(topic, Feature)], watched)
     if found is None:
         return _nothing_known(topics, hub, priorities)
@@ -111,7 +111,7 @@ def contents_changed(
         return {}
     if not hub.catalog.resources.forgotten <= as_of <= hub.notifications.revision:
         return None
-    watched = hub.watched_uris(uris, is_authorized, matches)
+    watched = hub.index.watched(uris, is_authorized, matches)
     changed = watched_among(hub.notifications.contents_since(as_of), watched)
     if changed is None or len(changed) > hub.policy.max_pending:
         return None

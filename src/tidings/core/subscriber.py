@@ -6,10 +6,7 @@ A subscriber is data for the hub and for delivery, which change it under the hub
 from __future__ import annotations
 
 import inspect
-import types
-import weakref
-from collections import deque
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Iterable
 from enum import Enum
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
@@ -28,7 +25,6 @@ __all__ = [
     "LOCAL",
     "UNCONFIRMED",
     "Busy",
-    "Callbacks",
     "ConnectionKind",
     "Deliver",
     "OnClose",
@@ -84,9 +80,6 @@ LOCAL: Final = ConnectionKind("none", "process")
 Deliver: TypeAlias = Callable[[Notification], object]
 OnClose: TypeAlias = Callable[[Reason], None]
 
-_GOLDEN_RATIO = 0.6180339887498949
-"""The fractional parts of its multiples are evenly distributed, however many there are."""
-
 _NO_FEATURES: frozenset[Feature] = frozenset()
 
 
@@ -97,7 +90,6 @@ class Subscriber:
         "__weakref__",
         "_before_delivery",
         "before_close",
-        "delay",
         "deliver",
         "expiries",
         "features",
@@ -122,7 +114,6 @@ class Subscriber:
         hub: Hub,
         deliver: Deliver,
         policy: Policy,
-        serial: int,
         *,
         label: str,
         kind: ConnectionKind,
@@ -146,8 +137,6 @@ class Subscriber:
         self.merges_on_overflow = False
         """Whether too many pending contents are replaced by one change of the list, instead of closing it. For legacy
         sessions, whose clients would lose more than this subscription."""
-        self.delay = policy.spread * (serial * _GOLDEN_RATIO % 1.0) if policy.spread else 0.0
-        """Its share of `Policy.spread`."""
         self.features = _NO_FEATURES
         self.uris: dict[str, None] | None = None
         """The URIs and patterns that it watches, in order."""
@@ -262,63 +251,6 @@ class Subscriber:
         topics = ", ".join(map(topic_name, watched[:4])) + (", …" if len(watched) > 4 else "")
         state = ", closed" if self.is_closed else ""
         return f"<Subscriber {self.label or hex(id(self))} of {topics or 'nothing'}{state}>"
-
-
-class WeakMethod:
-    """Calls a method without keeping its object alive. Smaller than `weakref.WeakMethod`, which can be compared."""
-
-    __slots__ = ("_function", "_owner", "identity")
-
-    def __init__(self, method: types.MethodType, on_collected: Callable[[object], None]) -> None:
-        self.identity = key = identity(method)
-        self._function = method.__func__
-        self._owner = weakref.ref(method.__self__, lambda _: on_collected(key))
-
-    def __call__(self, notification: Notification) -> object:
-        owner = self._owner()
-        return None if owner is None else self._function(owner, notification)
-
-
-def identity(callback: object) -> object:
-    """Return a key that is equal for two references to the same callback."""
-    if isinstance(callback, WeakMethod):
-        return callback.identity
-    if isinstance(callback, types.MethodType):
-        return (id(callback.__self__), callback.__func__)
-    return callback if isinstance(callback, Hashable) else id(callback)
-
-
-class Callbacks:
-    """The subscribers that are callbacks. Each callback has one subscriber, however often it subscribes."""
-
-    def __init__(self) -> None:
-        self._subscribers: dict[object, Subscriber] = {}
-        self._collected: deque[object] = deque()
-        """The methods whose object was garbage-collected. A collection can happen anywhere, so it only adds to this."""
-
-    def find(self, callback: object) -> Subscriber | None:
-        return self._subscribers.get(identity(callback))
-
-    def reference(self, callback: Deliver) -> Deliver:
-        """Return the callable to use instead: for a bound method, a reference that does not keep its object alive."""
-        return WeakMethod(callback, self._collected.append) if isinstance(callback, types.MethodType) else callback
-
-    def add(self, subscriber: Subscriber) -> None:
-        self._subscribers[identity(subscriber.deliver)] = subscriber
-
-    def discard(self, subscriber: Subscriber) -> None:
-        if subscriber in self:
-            del self._subscribers[identity(subscriber.deliver)]
-
-    def __contains__(self, subscriber: Subscriber) -> bool:
-        return self.find(subscriber.deliver) is subscriber
-
-    def next_collected(self) -> Subscriber | None:
-        """Return a subscriber whose object was garbage-collected, or None if there is no other one."""
-        while self._collected:
-            if (subscriber := self._subscribers.get(self._collected.popleft())) is not None:
-                return subscriber
-        return None
 
 
 def check_callback(callback: object) -> None:

@@ -10,6 +10,7 @@ import asyncio
 import weakref
 from collections import deque
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -81,16 +82,15 @@ class Listener:
         if self._subscriber is None:
             self._loop = asyncio.get_running_loop()
             features, uris, options = self._requested
-            # A bound method and a weak reference, so that the hub does not keep this object alive.
-            on_close = partial(_closed, weakref.ref(self), options.get("on_close"))
-            self._subscriber = self._hub.subscribe(
-                self._deliver, *features, uris=uris, **{**options, "on_close": on_close}
-            )
-
-    def _deliver(self, notification: Notification) -> object:
-        self._notification = notification
-        self._wake()
-        return BUSY
+            # Weak references, so that the hub does not keep this object alive.
+            weak = weakref.ref(self)
+            options = {
+                "label": type(self).__name__,
+                **options,
+                "on_close": partial(_closed, weak, options.get("on_close")),
+            }
+            self._subscriber = self._hub.subscribe(partial(_deliver, weak), *features, uris=uris, **options)
+            weakref.finalize(self, _collected, self._loop, self._subscriber).atexit = False
 
     def _take(self, notification: Notification) -> None:
         self._notification = None
@@ -105,6 +105,19 @@ class Listener:
         """Wake the task that waits, from any thread."""
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(_finish, self._waiter)
+
+
+def _deliver(listener: weakref.ref[Listener], notification: Notification) -> object:
+    if (receiver := listener()) is not None:
+        receiver._notification = notification
+        receiver._wake()
+    return BUSY
+
+
+def _collected(loop: asyncio.AbstractEventLoop, subscriber: Subscriber) -> None:
+    """Close the subscriber of a listener that was garbage-collected, which can happen anywhere: so not at once."""
+    with suppress(RuntimeError):  # the loop is closed
+        loop.call_soon_threadsafe(subscriber.close, Reason.COLLECTED)
 
 
 def _closed(listener: weakref.ref[Listener], on_close: OnClose | None, reason: Reason) -> None:

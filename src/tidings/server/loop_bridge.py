@@ -118,7 +118,7 @@ class LoopBridge:
     # Commits and the hub's timer
 
     def _publish(self, changes: tuple[Change, ...]) -> None:
-        self._hub.enqueue(changes)
+        self._hub.delivery.enqueue(changes)
         if len(changes) > 1 or not isinstance(changes[0].topic, str):
             self._has_list_change = True
         loop, is_here = self._loop, threading.get_ident() == self._thread
@@ -132,7 +132,7 @@ class LoopBridge:
     def publish_queued(self) -> None:
         """Publish the commits of this turn now, and not at its end. Call this on the thread of the event loop."""
         self._is_scheduled = False  # before the queue is read: a commit after this schedules another call
-        self._hub.publish_queued()
+        self._hub.delivery.publish_queued()
         if self._has_list_change and self._loop is not None and self._loop.is_running():
             self._has_list_change = False
             for function in self._list_callbacks:

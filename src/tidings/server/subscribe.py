@@ -214,7 +214,7 @@ class Subscriptions:
         matches: dict[str, Match] = {}
         for uri in filter(is_pattern, uris) if self.authorization.allows_patterns else ():
             with suppress(InvalidPattern):
-                matches[uri] = self.hub.compile_pattern(uri)
+                matches[uri] = self.hub.index.compile_pattern(uri)
         return matches
 
 
@@ -451,7 +451,7 @@ class PreparedSubscription:
         """Return what a session knows of a URI that it subscribes to after the handshake. Leave out the resources that
         it already watches: the hub has their versions."""
         told, refetch = self._resume_by_cursor([uri])
-        watched = self._subscriptions.hub.watched_uris(subscriber.uris or {}, self.is_authorized)
+        watched = self._subscriptions.hub.index.watched(subscriber.uris or {}, self.is_authorized)
         known = self._resumed_uris
         new = {topic: told[topic] for topic in told if topic not in known and str(topic) not in watched}
         is_new = uri not in known and uri not in watched

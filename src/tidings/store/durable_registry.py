@@ -498,7 +498,7 @@ class DurableSubscriptions:
         }
         as_of = record.as_of
         if record.uris:
-            changed = watched_among(notifications.contents_since(as_of), self.hub.watched_uris(record.uris))
+            changed = watched_among(notifications.contents_since(as_of), self.hub.index.watched(record.uris))
             if changed is None:
                 as_of = UNKNOWN_REVISION
             contents |= dict.fromkeys(changed or ())
@@ -514,7 +514,7 @@ class DurableSubscriptions:
             changed = contents_changed(self.hub, previous.uris, as_of)
             if changed is not None:  # otherwise the client has to refetch in any case
                 as_of, contents = notifications.revision, {**changed, **contents}
-        watched = watched_among(contents, self.hub.watched_uris(record.uris))
+        watched = watched_among(contents, self.hub.index.watched(record.uris))
         if watched is None:
             as_of = UNKNOWN_REVISION  # the client has to refetch
         contents = {uri: contents[uri] for uri in watched or ()}
@@ -534,7 +534,7 @@ class DurableSubscriptions:
             raise TidingsError(f"the name of a subscription has 1 to {MAX_NAME_LENGTH} characters, not {length}")
         check_limit(self.hub.policy, None, list(record.uris))
         for uri in filter(is_pattern, record.uris):
-            self.hub.compile_pattern(uri)
+            self.hub.index.compile_pattern(uri)
         if (reason := reason_not_storable(record)) is not None:
             raise TidingsError(f"the subscription {record.name!r:.80} can't be kept: {reason}")
 

@@ -5,7 +5,7 @@ The definition of an item before a change is usually that after an earlier chang
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -21,10 +21,16 @@ _MAX_CHANGES = 2048
 """Changes in a row. A row is removed as a whole, and encoding one blocks other threads for about half a millisecond."""
 
 
+_ORIGIN = "local"
+"""The member `origin` of the format, which had the name of the process."""
+
+
 class _StoredChange(msgspec.Struct, array_like=True):
     """A `Change` as it is written. Whether its topic is a feature or a URI depends on the row."""
 
-    topic: str
+    # The order of the fields is the format.
+
+    topic: Any
     operation: Operation
     key: str
     version: Version
@@ -33,8 +39,8 @@ class _StoredChange(msgspec.Struct, array_like=True):
     origin: str
     item: Item | None
     before: Item | None
-    metadata: dict[str, Any] | None
-    trace: dict[str, str] | None = None
+    metadata: Mapping[str, Any] | None
+    trace: Mapping[str, str] | None = None
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -69,7 +75,6 @@ def decode_row(row: bytes, part: JournalPart) -> Iterator[Change]:
             stored.version,
             stored.previous,
             stored.time,
-            stored.origin,
             stored.item,
             before,
             stored.metadata,
@@ -77,14 +82,29 @@ def decode_row(row: bytes, part: JournalPart) -> Iterator[Change]:
         )
 
 
-def _without_repeated_items(changes: Sequence[Change]) -> list[Change]:
+def _without_repeated_items(changes: Sequence[Change]) -> list[_StoredChange]:
     """Return the changes without `before` where an earlier change has that definition."""
     latest: dict[str, Item | None] = {}
     stored = []
     for change in changes:
-        if change.before is not None and latest.get(change.key) is change.before:
-            change = structs.replace(change, before=None)
+        before = change.before
+        if before is not None and latest.get(change.key) is before:
+            before = None
         if change.item is not None or change.before is not None:
             latest[change.key] = change.item
-        stored.append(change)
+        stored.append(
+            _StoredChange(
+                change.topic,
+                change.operation,
+                change.key,
+                change.version,
+                change.previous,
+                change.time,
+                _ORIGIN,
+                change.item,
+                before,
+                change.metadata,
+                change.trace,
+            )
+        )
     return stored

@@ -29,9 +29,9 @@ from tests.support.messages import (
     modern_headers,
     modern_message,
 )
+from tests.support.promises.history import Changed
 from tests.support.waiting import DEADLINE
 from tidings.core.model import Feature, Operation, Version
-from tidings.testing import Changed
 
 ENVIRONMENT = "TIDINGS_FAULTS"
 WATCHED = "board://watched"

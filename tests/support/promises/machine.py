@@ -13,7 +13,10 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 
+from tests.support.promises.checks import check_all, check_reliable
+from tests.support.promises.history import Changed, Closed, History
 from tests.support.promises.machine_base import MachineBase, Reader, digest_of
+from tests.support.promises.state import changes_since, is_excluded
 from tests.support.promises.strategies import (
     MAX_URIS,
     PATTERNS,
@@ -34,8 +37,6 @@ from tidings.core.catalog import Catalog
 from tidings.core.cursor import Cursor
 from tidings.core.index import WatchIndex
 from tidings.core.resume import resume
-from tidings.testing import Changed, Closed, History, check_all, check_reliable
-from tidings.testing.checks import changes_since, is_excluded
 
 
 class Machine(MachineBase):
@@ -60,7 +61,7 @@ class Machine(MachineBase):
 
     @precondition(lambda self: len(self.readers) < 8)
     @rule(
-        kind=st.sampled_from(("open", "function", "method")),
+        kind=st.sampled_from(("open", "function", "guarded")),
         policy=policies,
         filter=filters,
         subscription=subscriptions,
@@ -187,15 +188,6 @@ class Machine(MachineBase):
                 since = changes_since([each for each in changes if each.topic is feature], told)
                 assert told.digest == version.digest or since is None or is_excluded(since, reader.filter)
 
-    @precondition(lambda self: any(reader.owner for reader in self.readers))
-    @rule()
-    def collect_owner(self) -> None:
-        reader = next(reader for reader in self.readers if reader.owner)
-        reader.owner = None
-        assert reader.subscriber is not None
-        assert reader.subscriber not in self.hub.subscribers("tools")
-        assert reader.closed is not None
-
     @precondition(lambda self: any(reader.closed for reader in self.readers))
     @rule()
     def forget_closed_readers(self) -> None:
@@ -295,9 +287,7 @@ class Machine(MachineBase):
 def assert_nothing_is_left(hub: Hub) -> None:
     assert len(hub) == 0
     assert hub.subscriptions() == []
-    assert not hub._callbacks._subscribers
-    assert not hub._callbacks._collected
-    assert not hub._delivery._queue
-    assert hub._index.patterns._root.is_empty()
-    assert not hub._index.patterns.matches
+    assert not hub._callbacks
+    assert not hub.delivery._queue
+    assert not hub.index.patterns.matches
     assert hub.next_due() is None

@@ -14,6 +14,7 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize
 
+from tests.support.promises.recorder import Recorder
 from tests.support.promises.strategies import OTHER_EPOCH, URIS, Plan, Subscription
 from tests.support.readers import Clock
 from tidings import (
@@ -32,17 +33,6 @@ from tidings import (
     Version,
 )
 from tidings.core.digest import EMPTY, ListDigest
-from tidings.testing import Recorder
-
-
-class Owner:
-    """An object with a method whose subscription must not keep this object alive."""
-
-    def __init__(self, reader: Reader) -> None:
-        self.reader = reader
-
-    def deliver(self, notification: Notification) -> object:
-        return self.reader.deliver(notification)
 
 
 class Reader:
@@ -52,8 +42,7 @@ class Reader:
         self.machine = machine
         self.policy = policy
         self.filter = filter
-        self.owner: Owner | None = Owner(self) if kind == "method" else None
-        self.callback = partial(Reader.deliver, self) if kind == "function" else None
+        self.callback = partial(Reader.deliver, self) if kind != "open" else None
         self.subscriber: Subscriber | None = None
         self.plans: deque[Plan] = deque()
         self.is_busy = False
@@ -65,7 +54,7 @@ class Reader:
         """The copy of each list from its notifications; None if it is unknown."""
         self.closed: Reason | None = None
         options: dict[str, Any] = {"label": kind, "policy": policy, "filter": filter, "on_close": self.on_close}
-        if filter is not None or policy.has_delays or kind == "method":  # the others have no options
+        if filter is not None or policy.has_delays or kind == "guarded":  # the others have no options
             options["is_muted"] = self.is_muted
         self.options = options
         if kind == "open":
@@ -251,7 +240,7 @@ class MachineBase(RuleBasedStateMachine):
         if reader.subscriber is not None:
             self.hub.subscribe(reader.subscriber, *features, uris=uris, told=told, ttl=subscription.ttl)
         else:
-            callback = reader.owner.deliver if reader.owner else reader.callback
+            callback = reader.callback
             assert callback is not None
             reader.subscriber = self.hub.subscribe(
                 callback, *features, uris=uris, told=told, ttl=subscription.ttl, **reader.options
@@ -285,6 +274,6 @@ class MachineBase(RuleBasedStateMachine):
     def publish(self, most: int = 1_000_000) -> None:
         """Publish the oldest commits together, as those of one turn of the event loop."""
         while self.backlog and most:
-            self.hub.enqueue(self.backlog.popleft())
+            self.hub.delivery.enqueue(self.backlog.popleft())
             most -= 1
-        self.hub.publish_queued()
+        self.hub.delivery.publish_queued()

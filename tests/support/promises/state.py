@@ -12,9 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 
-from tidings.core.filters import Filter
-from tidings.core.model import Feature, Operation, Topic, Version
-from tidings.testing.history import (
+from tests.support.promises.history import (
     Acknowledged,
     Changed,
     Closed,
@@ -30,19 +28,8 @@ from tidings.testing.history import (
     Unmuted,
     Unsubscribed,
 )
-
-__all__ = [
-    "Fetches",
-    "LastTold",
-    "RecordedChanges",
-    "Subscriptions",
-    "changes_since",
-    "explain_unwanted",
-    "find_known_versions",
-    "is_deletion",
-    "is_excluded",
-    "is_up_to_date",
-]
+from tidings.core.filters import Filter
+from tidings.core.model import Feature, Operation, Topic, Version
 
 
 class Subscriptions:

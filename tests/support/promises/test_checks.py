@@ -11,9 +11,8 @@ from dataclasses import replace
 
 import pytest
 
-from tidings import Feature, Filter, Operation, Topic, Version
-from tidings.testing import (
-    PROMISES,
+from tests.support.promises.checks import PROMISES, check_all, check_resumable
+from tests.support.promises.history import (
     Acknowledged,
     Changed,
     Closed,
@@ -26,9 +25,8 @@ from tidings.testing import (
     Told,
     Unmuted,
     Unsubscribed,
-    check_all,
-    check_resumable,
 )
+from tidings import Feature, Filter, Operation, Topic, Version
 
 TOOLS, PROMPTS = Feature.TOOLS, Feature.PROMPTS
 EMPTY, ONE, TWO, THREE = Version(0, "empty"), Version(1, "one"), Version(2, "two"), Version(3, "three")

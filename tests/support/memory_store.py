@@ -8,8 +8,6 @@ from dataclasses import replace
 from tidings.core.model import Feature, Item
 from tidings.store import Batch, State, StoreBusy, journal_part
 
-__all__ = ["MemoryStore"]
-
 
 class MemoryStore:
     """A store that lasts as long as its process."""

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tidings.core.hub import Hub
-from tidings.core.model import Change, Feature, Notification, Operation, Reason, Topic, Version
-from tidings.core.observer import Observer
-from tidings.core.subscriber import Subscriber
-from tidings.testing.history import (
+from tests.support.promises.history import (
     Changed,
     Closed,
     Event,
@@ -23,8 +19,10 @@ from tidings.testing.history import (
     Unmuted,
     Unsubscribed,
 )
-
-__all__ = ["Recorder"]
+from tidings.core.hub import Hub
+from tidings.core.model import Change, Feature, Notification, Operation, Reason, Topic, Version
+from tidings.core.observer import Observer
+from tidings.core.subscriber import Subscriber
 
 
 class Recorder(Observer):

@@ -6,23 +6,23 @@ import json
 
 import pytest
 
-from tests.support.readers import Clock
-from tidings import BUSY, Catalog, Feature, Hub, Notification, Operation, Policy, Topic, Version
-from tidings.core.frames import FrameFormat, encode_frame
-from tidings.testing import (
+from tests.support.promises.checks import check_all
+from tests.support.promises.history import (
     Changed,
     Closed,
     Event,
     History,
     MailboxSize,
     Muted,
-    Recorder,
     Subscribed,
     Told,
     Unmuted,
     Unsubscribed,
-    check_all,
 )
+from tests.support.promises.recorder import Recorder
+from tests.support.readers import Clock
+from tidings import BUSY, Catalog, Feature, Hub, Notification, Operation, Policy, Topic, Version
+from tidings.core.frames import FrameFormat, encode_frame
 
 TOOLS, PROMPTS = Feature.TOOLS, Feature.PROMPTS
 THREE = Version(3, "three")

@@ -1,4 +1,10 @@
-"""A recorded history: the events of topics and subscribers, and the error for a broken promise."""
+"""A recorded history: the events of topics and subscribers in the order observed, and the error for a broken promise.
+
+`Recorder(hub)` records a history inside a process; clients of a real server record it from messages
+(`Told.from_message`). A client can receive notifications from the request of a subscription until the server confirms
+its end. Record a change before its effects can be observed, and before the request of a subscriber that already knows
+it.
+"""
 
 from __future__ import annotations
 
@@ -9,25 +15,6 @@ from typing import Any, Final, TypeAlias
 from tidings.core.filters import Filter
 from tidings.core.model import Change, Feature, Operation, Topic, Version
 from tidings.errors import TidingsError
-
-__all__ = [
-    "Acknowledged",
-    "Changed",
-    "Closed",
-    "Event",
-    "FetchEnded",
-    "FetchStarted",
-    "Fetched",
-    "History",
-    "MailboxSize",
-    "Muted",
-    "PromiseBroken",
-    "Subscribed",
-    "Told",
-    "TopicEvent",
-    "Unmuted",
-    "Unsubscribed",
-]
 
 _CHANGE_KEY: Final = "dev.tidings/change"
 """A copy of the constant in `tidings.core.frames`, so that the checks fail if the wire format changes."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tidings import Catalog, Feature, Hub, Version
-from tidings.testing import (
+from tests.support.promises.checks import check_all, check_resumable, check_unique
+from tests.support.promises.history import (
     Changed,
     Event,
     Fetched,
@@ -13,13 +13,11 @@ from tidings.testing import (
     FetchStarted,
     History,
     PromiseBroken,
-    Recorder,
     Subscribed,
     Told,
-    check_all,
-    check_resumable,
-    check_unique,
 )
+from tests.support.promises.recorder import Recorder
+from tidings import Catalog, Feature, Hub, Version
 
 TOOLS, PROMPTS = Feature.TOOLS, Feature.PROMPTS
 B, C, B_AGAIN, C_AGAIN, B_AT_LAST = Version(2, "b"), Version(3, "c"), Version(4, "b"), Version(5, "c"), Version(6, "b")

@@ -6,8 +6,17 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Final
 
-from tidings.core.model import Topic, Version
-from tidings.testing.checks import (
+from tests.support.promises.history import (
+    Changed,
+    Closed,
+    History,
+    MailboxSize,
+    PromiseBroken,
+    Subscribed,
+    Told,
+    Unsubscribed,
+)
+from tests.support.promises.state import (
     Fetches,
     LastTold,
     RecordedChanges,
@@ -17,18 +26,7 @@ from tidings.testing.checks import (
     is_deletion,
     is_up_to_date,
 )
-from tidings.testing.history import Changed, Closed, History, MailboxSize, PromiseBroken, Subscribed, Told, Unsubscribed
-
-__all__ = [
-    "PROMISES",
-    "check_all",
-    "check_bounded",
-    "check_filtered",
-    "check_ordered",
-    "check_reliable",
-    "check_resumable",
-    "check_unique",
-]
+from tidings.core.model import Topic, Version
 
 
 def check_filtered(history: History) -> None:
