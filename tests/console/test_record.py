@@ -162,7 +162,7 @@ def test_reasons_of_changes_that_are_not_told(board: Board) -> None:
         "muted": board.connect("2", is_muted=lambda topic: True),
         "failed": board.connect("3", deliver=raise_error),
     }
-    delayed = board.client(board.connect("4", policy=Policy(quiet_gap=1))).id
+    delayed = board.client(board.connect("4", settings=Policy(quiet_gap=1).delivery)).id
     change = board.change("new")
     for reason, subscriber in subscribers.items():
         delivery = change.deliveries[board.client(subscriber).id]

@@ -45,7 +45,7 @@ def play() -> History:
     filtered = hub.open(lambda _: None, label="filtered", filter=Filter(["added"], ["p*"]))
     silent = hub.open(lambda _: None, label="silent", is_muted=muted.__contains__)
     slow = hub.open(lambda _: BUSY, label="slow")
-    paced = hub.open(lambda _: None, label="paced", policy=Policy(quiet_gap=1.0, min_interval=2.0))
+    paced = hub.open(lambda _: None, label="paced", settings=Policy(quiet_gap=1.0, min_interval=2.0).delivery)
     for subscriber in (filtered, silent, slow, paced):
         subscriber.subscribe("tools", uris=["a://p", "b://**"])
     muted.add(Feature.TOOLS)

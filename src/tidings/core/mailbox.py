@@ -15,10 +15,10 @@ import math
 from collections.abc import Callable
 from typing import TypeAlias
 
+from tidings.core.delivery_settings import DeliverySettings
 from tidings.core.filters import Filter
 from tidings.core.model import UNKNOWN_REVISION, Feature, Notification, Priority, Topic, Version
 from tidings.core.redact import topic_name
-from tidings.policy import Policy
 
 __all__ = ["NEVER", "Entry", "IsMuted", "Mailbox", "is_topic_muted"]
 
@@ -77,7 +77,7 @@ class Mailbox:
         self,
         notification: Notification,
         previous: Version,
-        policy: Policy,
+        settings: DeliverySettings,
         filter: Filter | None,
         now: float,
     ) -> float:
@@ -106,9 +106,11 @@ class Mailbox:
         ):
             self.suppress(topic, entry, now)
             return NEVER
-        return self._schedule(topic, entry, policy, now)
+        return self._schedule(topic, entry, settings, now)
 
-    def add_missed(self, notification: Notification, told: Version | None, policy: Policy, now: float) -> None:
+    def add_missed(
+        self, notification: Notification, told: Version | None, settings: DeliverySettings, now: float
+    ) -> None:
         """Add a topic that a returning subscriber has missed. Only the minimal interval delays it."""
         topic = notification.topic
         before = self.entries.get(topic)
@@ -119,7 +121,7 @@ class Mailbox:
         self.entries[topic] = entry
         if not isinstance(topic, Feature):
             entry.notification = notification
-        is_urgent = self._queue(topic, entry, policy, now) is Priority.URGENT
+        is_urgent = self._queue(topic, entry, settings, now) is Priority.URGENT
         entry.due = now if is_urgent else max(now, entry.not_before)
 
     def wait_for_revision(self, topic: Topic, told: Version, revision: int) -> None:
@@ -128,11 +130,11 @@ class Mailbox:
         entry = self.entries[topic] = Entry(told, told.revision, told)
         entry.awaited_revision = revision
 
-    def merge_contents(self, notification: Notification, policy: Policy, now: float) -> None:
+    def merge_contents(self, notification: Notification, settings: DeliverySettings, now: float) -> None:
         """Replace all pending contents by one notification of the list of resources."""
         for topic in [topic for topic in self.entries if not isinstance(topic, Feature)]:
             self.drop(topic)
-        self.add_missed(notification, None, policy, now)
+        self.add_missed(notification, None, settings, now)
 
     def mark_current(self, topic: Topic, version: Version) -> None:
         """Record that the subscriber has this version."""
@@ -150,10 +152,10 @@ class Mailbox:
                     return topic, entry
         return None
 
-    def mark_told(self, topic: Topic, entry: Entry, policy: Policy, now: float) -> None:
+    def mark_told(self, topic: Topic, entry: Entry, settings: DeliverySettings, now: float) -> None:
         """Drop a topic whose latest version was delivered, or keep it until its minimal interval is over."""
-        if policy.min_interval > 0:
-            entry.told, entry.not_before = entry.latest, now + policy.min_interval
+        if settings.min_interval > 0:
+            entry.told, entry.not_before = entry.latest, now + settings.min_interval
         else:
             del self.entries[topic]
 
@@ -168,9 +170,9 @@ class Mailbox:
         for entry in self.entries.values():
             entry.pending_since = max(entry.pending_since, now)
 
-    def has_room(self, topic: Topic, policy: Policy) -> bool:
+    def has_room(self, topic: Topic, settings: DeliverySettings) -> bool:
         """Return whether a topic can be added. If needed, drop an entry that only the minimal interval keeps."""
-        if topic in self.entries or len(self.entries) < policy.max_pending:
+        if topic in self.entries or len(self.entries) < settings.max_pending:
             return True
         kept = next((topic for topic, entry in self.entries.items() if entry.is_up_to_date), None)
         if kept is not None:
@@ -210,19 +212,19 @@ class Mailbox:
                     soonest = min(soonest, entry.not_before)
         return soonest
 
-    def _schedule(self, topic: Topic, entry: Entry, policy: Policy, now: float) -> float:
-        if self._queue(topic, entry, policy, now) is Priority.URGENT:
+    def _schedule(self, topic: Topic, entry: Entry, settings: DeliverySettings, now: float) -> float:
+        if self._queue(topic, entry, settings, now) is Priority.URGENT:
             entry.due = now
-        elif policy.quiet_gap:
-            due = min(now + policy.quiet_gap, entry.pending_since + policy.longest_wait)
+        elif settings.quiet_gap:
+            due = min(now + settings.quiet_gap, entry.pending_since + settings.longest_wait)
             entry.due = max(due, entry.not_before)
         else:
             # From the oldest change: without a gap, further changes must not postpone the delivery.
             entry.due = max(entry.pending_since, entry.not_before)
         return entry.due
 
-    def _queue(self, topic: Topic, entry: Entry, policy: Policy, now: float) -> Priority:
-        priority = policy.priority(topic)
+    def _queue(self, topic: Topic, entry: Entry, settings: DeliverySettings, now: float) -> Priority:
+        priority = settings.priority(topic)
         self._queues.setdefault(priority, {})[topic] = entry
         entry.pending_since = min(entry.pending_since, now) if entry.due != NEVER else now
         return priority

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable
 from enum import Enum
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
+from tidings.core.delivery_settings import DeliverySettings
 from tidings.core.filters import Filter
 from tidings.core.mailbox import IsMuted, Mailbox
 from tidings.core.model import Feature, Notification, Reason, Topic
 from tidings.core.redact import MAX_LABEL, one_line, topic_name
-from tidings.policy import Policy
 
 if TYPE_CHECKING:
     from tidings.core.hub import Hub
@@ -103,7 +103,7 @@ class Subscriber:
         "mailbox",
         "merges_on_overflow",
         "on_close",
-        "policy",
+        "settings",
         "state",
         "timer",
         "uris",
@@ -113,7 +113,7 @@ class Subscriber:
         self,
         hub: Hub,
         deliver: Deliver,
-        policy: Policy,
+        settings: DeliverySettings,
         *,
         label: str,
         kind: ConnectionKind,
@@ -123,7 +123,7 @@ class Subscriber:
     ) -> None:
         self.hub = hub
         self.deliver = deliver
-        self.policy = policy
+        self.settings = settings
         self.label = one_line(label, MAX_LABEL)
         """Its name in logs and traces. Never a secret such as a session id."""
         self.kind = kind
@@ -164,7 +164,10 @@ class Subscriber:
     def bypasses_mailbox(self) -> bool:
         """Whether a change that passes its filter can be delivered immediately."""
         return (
-            self.state is State.READY and self.mailbox is None and self.is_muted is None and not self.policy.has_delays
+            self.state is State.READY
+            and self.mailbox is None
+            and self.is_muted is None
+            and not self.settings.has_delays
         )
 
     def update_is_direct(self) -> None:

@@ -67,7 +67,7 @@ class Recorder(Observer):
             for subscriber in self._muted:
                 for topic in self._topics:
                     self._record_muting(subscriber, topic)
-                size, limit = subscriber.mailbox_size, subscriber.policy.max_pending
+                size, limit = subscriber.mailbox_size, subscriber.settings.max_pending
                 self._record(MailboxSize(self._names[subscriber], size, limit))
 
     def _record_muting(self, subscriber: Subscriber, topic: Topic) -> None:
