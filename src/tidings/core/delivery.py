@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from tidings.core.counts import SuppressionReason, batches
 from tidings.core.index import WatchedUris, WatchIndex
-from tidings.core.mailbox import NEVER, Entry, Mailbox
+from tidings.core.mailbox import NEVER, Mailbox, MailboxEntry
 from tidings.core.model import UNKNOWN_REVISION, Change, Feature, Notification, Reason, Topic, Version
 from tidings.core.notifications import by_topic
 from tidings.core.subscriber import Busy, Subscriber
@@ -300,7 +300,9 @@ class Delivery:
             self.set_timer(subscriber, min(subscriber.expiries.values()))
         subscriber.update_is_direct()
 
-    def _deliver_entry(self, subscriber: Subscriber, mailbox: Mailbox, topic: Topic, entry: Entry, now: float) -> None:
+    def _deliver_entry(
+        self, subscriber: Subscriber, mailbox: Mailbox, topic: Topic, entry: MailboxEntry, now: float
+    ) -> None:
         notification = self._notifications.of_entry(topic, entry, subscriber.filter)
         if isinstance(notification, SuppressionReason):
             self.counts.suppress(notification)

@@ -20,7 +20,7 @@ from tidings.core.filters import Filter
 from tidings.core.model import UNKNOWN_REVISION, Feature, Notification, Priority, Topic, Version
 from tidings.core.redact import topic_name
 
-__all__ = ["NEVER", "Entry", "IsMuted", "Mailbox", "is_topic_muted"]
+__all__ = ["NEVER", "IsMuted", "Mailbox", "MailboxEntry", "is_topic_muted"]
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ NEVER = math.inf
 IsMuted: TypeAlias = Callable[[Topic], bool]
 
 
-class Entry:
+class MailboxEntry:
     """One topic of which the subscriber may not know the newest version."""
 
     __slots__ = ("awaited_revision", "due", "latest", "not_before", "notification", "pending_since", "since", "told")
@@ -69,8 +69,8 @@ class Mailbox:
     __slots__ = ("_queues", "entries")
 
     def __init__(self) -> None:
-        self.entries: dict[Topic, Entry] = {}
-        self._queues: dict[Priority, dict[Topic, Entry]] = {}
+        self.entries: dict[Topic, MailboxEntry] = {}
+        self._queues: dict[Priority, dict[Topic, MailboxEntry]] = {}
         """The pending entries. A topic that changes again keeps its place."""
 
     def add(
@@ -85,7 +85,7 @@ class Mailbox:
         topic = notification.topic
         entry = self.entries.get(topic)
         if entry is None:
-            entry = self.entries[topic] = Entry(previous, previous.revision, notification.version)
+            entry = self.entries[topic] = MailboxEntry(previous, previous.revision, notification.version)
         elif entry.is_up_to_date:
             entry.told, entry.since = previous, previous.revision
         entry.latest = notification.version
@@ -114,7 +114,7 @@ class Mailbox:
         """Add a topic that a returning subscriber has missed. Only the minimal interval delays it."""
         topic = notification.topic
         before = self.entries.get(topic)
-        entry = Entry(told, notification.since, notification.version)
+        entry = MailboxEntry(told, notification.since, notification.version)
         if before is not None:
             self.drop(topic)
             entry.not_before = before.not_before
@@ -127,7 +127,7 @@ class Mailbox:
     def wait_for_revision(self, topic: Topic, told: Version, revision: int) -> None:
         """Ignore the changes before a revision, because the subscriber knows a version that is not published yet."""
         self.drop(topic)
-        entry = self.entries[topic] = Entry(told, told.revision, told)
+        entry = self.entries[topic] = MailboxEntry(told, told.revision, told)
         entry.awaited_revision = revision
 
     def merge_contents(self, notification: Notification, settings: DeliverySettings, now: float) -> None:
@@ -142,7 +142,7 @@ class Mailbox:
         if entry is not None:
             entry.told = version
 
-    def take(self, now: float, is_muted: IsMuted | None) -> tuple[Topic, Entry] | None:
+    def take(self, now: float, is_muted: IsMuted | None) -> tuple[Topic, MailboxEntry] | None:
         """Return the next topic that is due. The caller then calls `mark_told` or `suppress`."""
         for priority in sorted(self._queues):
             for topic, entry in self._queues[priority].items():
@@ -152,14 +152,14 @@ class Mailbox:
                     return topic, entry
         return None
 
-    def mark_told(self, topic: Topic, entry: Entry, settings: DeliverySettings, now: float) -> None:
+    def mark_told(self, topic: Topic, entry: MailboxEntry, settings: DeliverySettings, now: float) -> None:
         """Drop a topic whose latest version was delivered, or keep it until its minimal interval is over."""
         if settings.min_interval > 0:
             entry.told, entry.not_before = entry.latest, now + settings.min_interval
         else:
             del self.entries[topic]
 
-    def suppress(self, topic: Topic, entry: Entry, now: float) -> None:
+    def suppress(self, topic: Topic, entry: MailboxEntry, now: float) -> None:
         """Skip the changes so far without a notification. `told` stays the same, and only later changes count."""
         entry.since = entry.latest.revision
         if entry.is_up_to_date and entry.not_before <= now:
@@ -212,7 +212,7 @@ class Mailbox:
                     soonest = min(soonest, entry.not_before)
         return soonest
 
-    def _schedule(self, topic: Topic, entry: Entry, settings: DeliverySettings, now: float) -> float:
+    def _schedule(self, topic: Topic, entry: MailboxEntry, settings: DeliverySettings, now: float) -> float:
         if self._queue(topic, entry, settings, now) is Priority.URGENT:
             entry.due = now
         elif settings.quiet_gap:
@@ -223,7 +223,7 @@ class Mailbox:
             entry.due = max(entry.pending_since, entry.not_before)
         return entry.due
 
-    def _queue(self, topic: Topic, entry: Entry, settings: DeliverySettings, now: float) -> Priority:
+    def _queue(self, topic: Topic, entry: MailboxEntry, settings: DeliverySettings, now: float) -> Priority:
         priority = settings.priority(topic)
         self._queues.setdefault(priority, {})[topic] = entry
         entry.pending_since = min(entry.pending_since, now) if entry.due != NEVER else now
