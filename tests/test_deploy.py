@@ -17,7 +17,7 @@ from typer.main import get_command
 
 from tests.support.http_server import example_server
 from tidings import Live
-from tidings.cli.commands import app
+from tidings.cli.commands import make_app
 
 DEPLOY = Path(__file__).parents[1] / "deploy"
 
@@ -38,7 +38,7 @@ def objects() -> dict[str, dict[str, Any]]:
 def check_arguments(arguments: list[str]) -> None:
     """Check that these are arguments of `tidings serve`."""
     assert arguments[0] == "serve"
-    command = getattr(get_command(app), "commands")["serve"]  # noqa: B009  # typer does not declare it
+    command = getattr(get_command(make_app()), "commands")["serve"]  # noqa: B009  # typer does not declare it
     with command.make_context("serve", arguments[1:]) as context:
         assert context.params["nats"].startswith("nats://")
         assert context.params["host"] == "0.0.0.0"

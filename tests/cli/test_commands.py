@@ -15,11 +15,11 @@ from typer.main import get_command
 
 from tests.support.command import DEADLINE, EXAMPLE, HELLO, ROOT, TIDINGS, tidings
 from tests.support.forking import forked_command
-from tidings.cli.commands import app
+from tidings.cli.commands import make_app
 
 
 def test_help_imports_neither_the_sdk_nor_a_server() -> None:
-    program = "import sys, tidings.cli.commands; print(*sys.modules)"
+    program = "import sys, tidings.cli.commands as cli; cli.make_app(); print(*sys.modules)"
     result = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=DEADLINE
     )
@@ -40,7 +40,7 @@ def commands(group: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 def test_every_command_and_option_has_help_and_documentation() -> None:
     page = (ROOT / "docs" / "serve.md").read_text()
-    for name, command in commands(get_command(app)):
+    for name, command in commands(get_command(make_app())):
         printed = tidings(*name.split(), "--help").stdout
         assert "Usage" in printed
         assert "<bool>" not in printed

@@ -32,13 +32,13 @@ from tests.support.command import (
     tidings,
 )
 from tests.support.waiting import free_port, until, until_served
-from tidings.cli.commands import app
+from tidings.cli.commands import make_app
 
 pytestmark = pytest.mark.anyio
 
 
 def test_default_address_is_local() -> None:
-    command = getattr(get_command(app), "commands")["serve"]  # noqa: B009  # typer does not declare it
+    command = getattr(get_command(make_app()), "commands")["serve"]  # noqa: B009  # typer does not declare it
     defaults = {parameter.name: parameter.default for parameter in command.params}
     assert (defaults["host"], defaults["port"], defaults["path"]) == ("127.0.0.1", 8765, "/mcp")
 

@@ -46,7 +46,7 @@ from tidings.server.internals import lowlevel_of
 from tidings.telemetry.tracing import TracingObserver
 
 MODES = ("legacy", MODERN)
-FORWARDED = {"tools/call", "prompts/get", "resources/read", "completion/complete"}
+FORWARDED = {"tools/call", "prompts/get", "resources/read"}
 NAME = "cluster"
 MakeBackend = Callable[[], Backend]
 
@@ -197,10 +197,6 @@ def owner_server() -> MCPServer[Any]:
     server.resource("board://binary", name="binary", mime_type="image/png")(lambda: b"\x00\xff")
     server.resource("board://items/{number}", name="item")(lambda number: f"item {number}")
 
-    @server.completion()  # type: ignore[no-untyped-call, untyped-decorator]  # of the SDK
-    async def complete(ref: Any, argument: types.CompletionArgument, context: Any) -> types.Completion:
-        return types.Completion(values=[argument.value + "!"])
-
     return server
 
 
@@ -221,9 +217,6 @@ CALLS: dict[str, Call] = {
     "a binary resource": lambda client: client.read_resource("board://binary"),
     "a resource of a template": lambda client: client.read_resource("board://items/7%20a"),
     "an unknown resource": lambda client: client.read_resource("board://missing"),
-    "a completion": lambda client: client.complete(
-        types.PromptReference(type="ref/prompt", name="about"), {"name": "topic", "value": "a"}
-    ),
 }
 
 

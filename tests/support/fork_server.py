@@ -19,7 +19,7 @@ from types import FrameType
 
 PRELOADED = (
     *("tests.support.faults.wire", "tests.support.kinds", "tests.support.sdk_clients", "tests.support.telemetry"),
-    *("tidings.cli.commands", "tidings.cli.remote", "tidings.cli.status", "tidings.store.sqlite"),
+    *("tidings.cli.commands", "tidings.cli.serve", "tidings.cli.remote", "tidings.cli.status", "tidings.store.sqlite"),
     "tidings.cli.watch_session",
     *("tidings.http.app", "tidings.http.router", "tidings.workspace.source", "tidings.workspace.watcher"),
     *("tidings.server.fastmcp", "tidings.server.mcpserver", "tidings.stdio.transport"),

@@ -1,8 +1,4 @@
-"""The command `tidings`.
-
-A client that starts `tidings serve DIR --stdio` waits for the first answer. That command therefore imports nothing that
-it does not need, not even the parser of the other commands.
-"""
+"""The command `tidings`."""
 
 from __future__ import annotations
 
@@ -27,7 +23,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         arguments = sys.argv[1:]
     try:
         check_sdk()
-        _run(arguments)
+        from tidings.cli.commands import run
+
+        run(arguments)
     except TidingsError as error:
         from tidings.cli.output import fail
 
@@ -38,18 +36,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         fail_on_os_error(error)
     except KeyboardInterrupt:
         raise SystemExit(130) from None
-
-
-def _run(arguments: Sequence[str]) -> None:
-    from tidings.cli.serve_stdio import parse_arguments, serve_stdio
-
-    options = parse_arguments(arguments)
-    if options is not None:
-        serve_stdio(options)
-    else:
-        from tidings.cli.commands import run
-
-        run(arguments)
 
 
 def _open_missing_streams() -> None:

@@ -1,4 +1,4 @@
-"""The workspace folder of a command. `serve --stdio` uses this module, so it must not import Typer."""
+"""The workspace folder of a command."""
 
 from __future__ import annotations
 

@@ -16,7 +16,6 @@ from tidings.cli.auth import read_token
 from tidings.cli.options import Target, Token, TokenFile, is_url
 from tidings.cli.output import fail, print_json_lines, print_stderr, print_stdout, print_table
 from tidings.cli.state import find_state, read_state, restore_hub
-from tidings.core.cursor import Cursor
 from tidings.core.journal import change_json
 from tidings.core.model import Feature
 from tidings.core.redact import one_line
@@ -32,7 +31,6 @@ _POLL = 1.0
 
 _TITLES = ("time", "revision", "operation", "of", "name or URI")
 _STYLES = {"added": "green", "removed": "red", "deleted": "red", "": "yellow"}
-_SinceType: Any = Annotated[int, msgspec.Meta(ge=0)] | dict[str, Any]
 
 
 _Printer = Callable[[list[dict[str, Any]]], None]
@@ -71,8 +69,7 @@ def history(
         str | None, typer.Option(help="Only changes of the content of this resource.", metavar="URI")
     ] = None,
     since: Annotated[
-        str | None,
-        typer.Option(help="Only changes after this revision, or since this cursor.", metavar="REVISION|JSON"),
+        int | None, typer.Option(help="Only changes after this revision.", metavar="REVISION", min=0)
     ] = None,
     limit: Annotated[
         int, typer.Option("--limit", "-n", help="The number of newest changes; 0 for all.", metavar="NUMBER", min=0)
@@ -98,7 +95,7 @@ def history(
         _print_events(Path(target), limit, as_json=as_json)
         return
     detail = "full" if as_json else "summary"
-    params = {"feature": feature, "uri": uri, "since": _parse_since(since), "limit": limit or None, "detail": detail}
+    params = {"feature": feature, "uri": uri, "since": since, "limit": limit or None, "detail": detail}
     show: _Printer = print_json_lines if as_json else _print_lines
     if not as_json and not follow and sys.stdout.isatty():
         show = _print_table
@@ -122,16 +119,6 @@ def _print_events(folder: Path, limit: int, *, as_json: bool) -> None:
         waiting = f"  ({event['waiting']} waiting)" if event["waiting"] else ""
         data = msgspec.json.encode(event["data"]).decode()
         print_stdout(one_line(f"{event['timestamp']}  {event['name']}  {event['eventId']}  {data}{waiting}"))
-
-
-def _parse_since(text: str | None) -> int | dict[str, Any] | None:
-    if text is None:
-        return None
-    try:
-        since: int | dict[str, Any] = msgspec.json.decode(text, type=_SinceType)
-    except (msgspec.DecodeError, msgspec.ValidationError):
-        fail(f"--since {text}: give a revision like 12, or a cursor that a server sent, in JSON")
-    return since
 
 
 async def _print_from_server(url: str, token: str | None, pages: _Pages, follow: bool) -> None:
@@ -219,16 +206,12 @@ def _read_file_versions(path: Path) -> list[tuple[int, int]]:
 
 def _find_changes(state: State, params: dict[str, Any]) -> tuple[list[dict[str, Any]], bool, str]:
     """Return the same as `_request_changes`, but from a state file."""
-    since = params.get("since")
-    is_cursor = isinstance(since, dict)
-    if is_cursor:
-        since = Cursor.parse(since)
-    past = restore_hub(state).history(params.get("feature", params.get("uri")), since, state.epoch)
+    topic = params.get("feature", params.get("uri"))
+    past = restore_hub(state).history(topic, params.get("since"), state.epoch)
     if "limit" in params:
         past = past.newest(params["limit"])
     changes = [change_json(change, is_full=params["detail"] == "full") for change in past.changes]
-    # If a cursor can't be read, more may have changed.
-    return changes, past.complete and not (is_cursor and since is None), state.epoch
+    return changes, past.complete, state.epoch
 
 
 def _omit_repeated(changes: list[dict[str, Any]]) -> list[dict[str, Any]]:

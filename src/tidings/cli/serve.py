@@ -29,7 +29,7 @@ from tidings.cli.nats import EMBEDDED, NATS_VARIABLE, NatsOptions, open_nats
 from tidings.cli.options import Folder, Token, TokenFile
 from tidings.cli.otlp import export_telemetry
 from tidings.cli.output import fail, pluralize, print_json_lines, print_stderr
-from tidings.cli.serve_stdio import StdioOptions, accept_commands, make_live, serve_stdio
+from tidings.cli.serve_stdio import accept_commands, make_live, serve_stdio
 from tidings.cli.workers import Worker, run_workers
 from tidings.core.redact import one_line
 from tidings.server.garbage_collection import without_gc
@@ -169,7 +169,7 @@ def serve(
     logs = LogOptions(log_level, log_format, quiet)
     if stdio:
         _refuse_http_options(context)
-        serve_stdio(StdioOptions(folder, poll, state, logs))
+        serve_stdio(folder, poll, state, logs)
         return
     if not path.startswith("/"):
         fail(f"--path {path}: the path must start with a slash, for example /mcp")
@@ -281,27 +281,28 @@ class _Server:
         name = workspace.settings.name
         items = ", ".join(pluralize(number, feature.singular) for feature, number in workspace.count_items().items())
         served = {"name": name, "items": items, "workspace": str(workspace.root)}
-        if worker is None:
-            self.greet(served)
-            title = None if self._is_json_log else f"{one_line(name)}  {self.url}"
-        else:
-            from tidings.http.affinity import SessionAffinity
+        # Before the greeting: who has read it may run a command on the folder.
+        with accept_commands(live, workspace, "none" if self.nats else self.state):
+            if worker is None:
+                self.greet(served)
+                title = None if self._is_json_log else f"{one_line(name)}  {self.url}"
+            else:
+                from tidings.http.affinity import SessionAffinity
 
-            app = SessionAffinity(app, worker.name, worker.sockets)
-            title = None  # a panel would show the clients of this worker alone
-        with (
-            export_telemetry(name, live.failures),
-            show_status(live, workspace, self.logs, title=title) if is_shown else nullcontext(),
-            accept_commands(live, workspace, "none" if self.nats else self.state),
-        ):
-            serve_app(
-                app,
-                sockets=[self.listener] if worker is None else [self.listener, worker.listener],
-                on_start=None if worker is None else partial(worker.report, served),
-                on_signal=_limit_shutdown,
-                log_config=None,
-                access_log=self.logs.effective_level is LogLevel.DEBUG,
-            )
+                app = SessionAffinity(app, worker.name, worker.sockets)
+                title = None  # a panel would show the clients of this worker alone
+            with (
+                export_telemetry(name, live.failures),
+                show_status(live, workspace, self.logs, title=title) if is_shown else nullcontext(),
+            ):
+                serve_app(
+                    app,
+                    sockets=[self.listener] if worker is None else [self.listener, worker.listener],
+                    on_start=None if worker is None else partial(worker.report, served),
+                    on_signal=_limit_shutdown,
+                    log_config=None,
+                    access_log=self.logs.effective_level is LogLevel.DEBUG,
+                )
 
     def greet(self, served: dict[str, str]) -> None:
         """Print what is served: the name, the items and the folder."""

@@ -38,6 +38,7 @@ __all__ = [
     "FrameFormat",
     "acknowledgement",
     "encode_frame",
+    "encode_params",
     "encode_tag",
     "heartbeat",
     "listen_result",
@@ -124,6 +125,11 @@ def encode_frame(notification: Notification, format: FrameFormat, tag: bytes = b
     """Return the frame for one subscriber. `tag` is its `encode_tag(id)` if the format is tagged."""
     head, tail = render(notification, format)
     return head + tag + tail
+
+
+def encode_params(notification: Notification, format: FrameFormat) -> bytes:
+    """Return only the params of a frame, for receivers of another kind. The format is one of lines."""
+    return encode_frame(notification, format).partition(b'"params":')[2].removesuffix(b"}\n")
 
 
 def encode_tag(subscription_id: str | int) -> bytes:

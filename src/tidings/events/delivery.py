@@ -28,7 +28,7 @@ from typing import Any
 import msgspec
 from msgspec import structs
 
-from tidings.core.frames import REFETCH_KEY, FrameFormat, encode_frame
+from tidings.core.frames import REFETCH_KEY, FrameFormat, encode_params
 from tidings.core.model import Feature, Notification, Reason, Topic
 from tidings.core.subscriber import UNCONFIRMED, ConnectionKind, Subscriber
 from tidings.core.tracer import DELIVER_EVENT
@@ -198,15 +198,6 @@ class EventDeliveries:
         self._expiry_timer = loop.call_later(_EXPIRY_INTERVAL, self._check_expiry, context=contextvars.Context())
 
 
-class _Message(msgspec.Struct):
-    """A notification as other clients get it. An event contains only its params."""
-
-    params: msgspec.Raw
-
-
-_decode_message = msgspec.json.Decoder(_Message).decode
-
-
 class _EventDelivery:
     """Delivers to one subscription."""
 
@@ -360,8 +351,8 @@ class _EventDelivery:
         event_id = self._topic_event_id(notification.topic, notification.version.revision)
 
         def encode(format: FrameFormat) -> draft.Event:
-            line = encode_frame(notification, format)
-            return draft.encode_event(event_id, self._event.name, time, _decode_message(line).params)
+            params = msgspec.Raw(encode_params(notification, format))
+            return draft.encode_event(event_id, self._event.name, time, params)
 
         event = encode(self._format)
         return event if len(event.body) <= draft.MAX_BODY else encode(self._format._replace(detail="summary"))

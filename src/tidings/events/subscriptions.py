@@ -10,14 +10,11 @@ import asyncio
 import hmac
 import secrets
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import mcp_types as types
 import msgspec
-from mcp.server import ServerRequestContext
 from msgspec import UNSET, structs
-from pydantic import ConfigDict
 
 from tidings.core.model import Feature, topics_json
 from tidings.errors import LimitReached, TidingsError
@@ -25,7 +22,8 @@ from tidings.events import draft
 from tidings.events.delivery import EventDeliveries, error_category
 from tidings.events.slots import origin_of
 from tidings.events.types import RESOURCE_UPDATED, EventTopic, EventType, EventTypes, check, feature_of
-from tidings.server.authorization import Principal, caller_of, owner_of
+from tidings.server.authorization import Principal, owner_of
+from tidings.server.extension import add_method
 from tidings.server.granted_topics import GrantedTopics, RequestedTopics
 from tidings.store.durable import DurableSubscription, EventTarget, Owner
 from tidings.webhooks.signature import check_secret
@@ -55,15 +53,6 @@ have named somebody else's URL."""
 _MAX_REMEMBERED = 10_000
 """Verified URLs, and receivers with failed challenges, that are remembered."""
 
-Ctx = ServerRequestContext[Any, Any]
-Params = TypeVar("Params")
-
-
-class _AnyParams(types.RequestParams):
-    """Accepts any members. `msgspec` checks them and writes the error message."""
-
-    model_config = ConfigDict(extra="allow")
-
 
 class EventSubscriptions:
     """Serves the three methods to all clients of one server."""
@@ -79,7 +68,6 @@ class EventSubscriptions:
         save: Callable[[], object],
     ) -> None:
         """`save` writes the subscriptions to the store, and blocks until they are written."""
-        self._server = server
         self._subscriptions = subscriptions
         self._durables = subscriptions.durables
         self._types = event_types
@@ -91,25 +79,9 @@ class EventSubscriptions:
         """The URLs that answered the challenge of an owner, and when."""
         self._failed: dict[tuple[Owner, str], deque[float]] = {}
         """When receivers failed a challenge of an owner."""
-        self._add_method(draft.LIST, draft.ListParams, self._list)
-        self._add_method(draft.SUBSCRIBE, draft.SubscribeParams, self._subscribe)
-        self._add_method(draft.UNSUBSCRIBE, draft.UnsubscribeParams, self._unsubscribe)
-
-    def _add_method(
-        self,
-        method: str,
-        kind: type[Params],
-        respond: Callable[[Principal | None, Params], Awaitable[dict[str, Any]]],
-    ) -> None:
-        async def handle(ctx: Ctx, given: _AnyParams) -> dict[str, Any]:
-            try:
-                return await respond(caller_of(ctx), msgspec.convert(ctx.params or {}, kind))
-            except LimitReached as error:
-                raise draft.too_many("subscriptions", str(error)) from None
-            except (TidingsError, msgspec.ValidationError) as error:
-                raise draft.invalid(f"{method}: {error}") from None
-
-        self._server.add_request_handler(method, _AnyParams, handle)
+        add_method(server, draft.LIST, draft.ListParams, self._list)
+        add_method(server, draft.SUBSCRIBE, draft.SubscribeParams, self._subscribe)
+        add_method(server, draft.UNSUBSCRIBE, draft.UnsubscribeParams, self._unsubscribe)
 
     async def _list(self, principal: Principal | None, params: draft.ListParams) -> dict[str, Any]:
         return {"events": [each.as_json() for each in self._types if self._is_served(each)]}
@@ -121,6 +93,12 @@ class EventSubscriptions:
         return feature is None or self._subscriptions.serves(feature)
 
     async def _subscribe(self, principal: Principal | None, params: draft.SubscribeParams) -> dict[str, Any]:
+        try:
+            return await self._put(principal, params)
+        except LimitReached as error:
+            raise draft.too_many("subscriptions", str(error)) from None
+
+    async def _put(self, principal: Principal | None, params: draft.SubscribeParams) -> dict[str, Any]:
         owner = self._check_caller(principal)
         event, arguments = self._find_type(params), params.arguments or {}
         url, secret = params.delivery.url, params.delivery.secret

@@ -32,7 +32,7 @@ from tidings.store.durable import as_json as as_subscription
 if TYPE_CHECKING:
     from mcp.server import Server
 
-__all__ = ["HISTORY", "SUBSCRIPTIONS", "ExtensionMethods", "WebhookRules"]
+__all__ = ["HISTORY", "SUBSCRIPTIONS", "ExtensionMethods", "WebhookRules", "add_method"]
 
 HISTORY = "dev.tidings/history"
 SUBSCRIPTIONS = "dev.tidings/subscriptions"
@@ -63,9 +63,27 @@ class WebhookRules(Protocol):
 
 
 class _AnyParams(types.RequestParams):
-    """Accepts any members. `_convert` checks them and writes the error message."""
+    """Accepts any members. `add_method` checks them and writes the error message."""
 
     model_config = ConfigDict(extra="allow")
+
+
+def add_method(
+    server: Server[Any],
+    method: str,
+    kind: type[Params],
+    respond: Callable[[Principal | None, Params], Awaitable[dict[str, Any]]],
+) -> None:
+    """Serve a method of an extension. Invalid params, and a `TidingsError` of `respond`, are errors of the request."""
+
+    async def handle(ctx: Ctx, given: _AnyParams) -> dict[str, Any]:
+        members = {name: value for name, value in (ctx.params or {}).items() if name != "_meta"}
+        try:
+            return await respond(caller_of(ctx), msgspec.convert(members, kind))
+        except (TidingsError, msgspec.ValidationError) as error:
+            raise MCPError(types.INVALID_PARAMS, f"{method}: {error}") from None
+
+    server.add_request_handler(method, _AnyParams, handle)
 
 
 class _HistoryParams(msgspec.Struct, forbid_unknown_fields=True):
@@ -100,33 +118,17 @@ class _PutParams(msgspec.Struct, forbid_unknown_fields=True):
 
 class ExtensionMethods:
     def __init__(self, server: Server[Any], subscriptions: Subscriptions, webhooks: WebhookRules) -> None:
-        self._server = server
         self._hub = subscriptions.hub
         self._policy = subscriptions.policy
         self._durables = subscriptions.durables
         self._subscriptions = subscriptions
         self._webhooks = webhooks
-        server.extensions.setdefault(EXTENSION, {})["methods"] = []
-        self._add_method(HISTORY, _HistoryParams, self._history)
-        self._add_method(f"{SUBSCRIPTIONS}/list", _NoParams, self._list)
-        self._add_method(f"{SUBSCRIPTIONS}/put", _PutParams, self._put)
-        self._add_method(f"{SUBSCRIPTIONS}/remove", _NameParams, self._remove)
-
-    def _add_method(
-        self,
-        method: str,
-        kind: type[Params],
-        respond: Callable[[Principal | None, Params], Awaitable[dict[str, Any]]],
-    ) -> None:
-        async def handle(ctx: Ctx, given: _AnyParams) -> dict[str, Any]:
-            params = _convert(method, ctx.params, kind)
-            try:
-                return await respond(caller_of(ctx), params)
-            except TidingsError as error:
-                raise MCPError(types.INVALID_PARAMS, f"{method}: {error}") from None
-
-        self._server.add_request_handler(method, _AnyParams, handle)
-        self._server.extensions[EXTENSION]["methods"].append(method)
+        methods = [HISTORY, *(f"{SUBSCRIPTIONS}/{name}" for name in ("list", "put", "remove"))]
+        server.extensions.setdefault(EXTENSION, {})["methods"] = methods
+        add_method(server, HISTORY, _HistoryParams, self._history)
+        add_method(server, f"{SUBSCRIPTIONS}/list", _NoParams, self._list)
+        add_method(server, f"{SUBSCRIPTIONS}/put", _PutParams, self._put)
+        add_method(server, f"{SUBSCRIPTIONS}/remove", _NameParams, self._remove)
 
     # History
 
@@ -258,11 +260,3 @@ async def _first_page(
             page.append(change_json(change, is_full=is_full))
         last = change.revision
     return page, None
-
-
-def _convert(method: str, given: Any, kind: type[Params]) -> Params:
-    members = {name: value for name, value in (given or {}).items() if name != "_meta"}
-    try:
-        return msgspec.convert(members, kind)
-    except msgspec.ValidationError as error:
-        raise MCPError(types.INVALID_PARAMS, f"{method}: {error}") from None

@@ -20,7 +20,7 @@ import msgspec
 from msgspec import structs
 
 from tidings.core.encoding import iso_time
-from tidings.core.frames import CURSOR_KEY, REFETCH_KEY, FrameFormat, encode_frame
+from tidings.core.frames import CURSOR_KEY, REFETCH_KEY, FrameFormat, encode_params
 from tidings.core.model import Feature, Notification, Reason, Topic
 from tidings.core.redact import topic_name
 from tidings.core.subscriber import UNCONFIRMED, ConnectionKind, Subscriber
@@ -149,15 +149,6 @@ class Webhooks:
         if not self.allows(owner):
             raise TidingsError("this server allows no webhooks for the owner (Policy.webhooks)")
         check_url(url, allow_loopback=owner == SERVER or self._policy.webhook_private)
-
-
-class _Message(msgspec.Struct):
-    """A notification as it is sent to other clients. A webhook sends only its params."""
-
-    params: msgspec.Raw
-
-
-_decode_message = msgspec.json.Decoder(_Message).decode
 
 
 class _WebhookDelivery:
@@ -334,13 +325,12 @@ class _WebhookDelivery:
             return await self._webhooks.http_client.post(self._webhook.url, headers, body)
 
     def _body(self, notification: Notification) -> bytes:
-        line = encode_frame(notification, self._format)
-        if len(line) > _MAX_BYTES:
-            line = encode_frame(notification, self._format._replace(detail="summary"))
-        params = _decode_message(line).params
+        params = encode_params(notification, self._format)
+        if len(params) > _MAX_BYTES:
+            params = encode_params(notification, self._format._replace(detail="summary"))
         changed_at = notification.changes[-1].time if notification.changes else self._now()
         kind = notification.method.removeprefix("notifications/").replace("/", ".")
-        return _encode(kind, changed_at, params)
+        return _encode(kind, changed_at, msgspec.Raw(params))
 
     def _message_id(self, *content: object) -> str:
         """Return the same id for the same content, also after a restart, so that a receiver can detect duplicates."""

@@ -104,7 +104,6 @@ def build_environment(
         "MCPBASH_PROMPTS_DIR": str(root / "prompts"),
         "MCPBASH_SERVER_DIR": str(root / "server.d"),
         "MCPBASH_MODE": "full",
-        "MCPBASH_ENABLE_LIVE_PROGRESS": "true",
     }
     if json_tool:
         env |= {"MCPBASH_JSON_TOOL": Path(json_tool).name, "MCPBASH_JSON_TOOL_BIN": json_tool}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from typing import Any
 
 import mcp_types as types
@@ -69,15 +70,26 @@ async def test_arguments_are_read_by_filter_with_defaults(bash: BashTools) -> No
         mcp_args_get '.no' --default yes
         mcp_args_get '.list[1].x'
         mcp_args_get '.a.b // empty'
-        mcp_args_get '.list | length'
         mcp_meta_get '.user'
         mcp_args_raw
     """
     arguments = {"no": False, "list": [0, {"x": "deep"}]}
     lines = (await bash.text(text, arguments)).splitlines()
 
-    assert lines[:6] == ["World", "a default", "false", "deep", "2", "null"]
-    assert json.loads(lines[6]) == arguments
+    assert lines[:5] == ["World", "a default", "false", "deep", "null"]
+    assert json.loads(lines[5]) == arguments
+
+
+@pytest.mark.parametrize("line", ["mcp_args_get '.list | length'", "mcp_args_require '.list | length'"])
+async def test_filter_that_is_no_path_needs_jq(bash: BashTools, line: str) -> None:
+    given = {"list": [0, 1]}
+    if bash.env.get("MCPBASH_JSON_TOOL_BIN") is None and shutil.which("jq"):
+        assert await bash.text(line, given) == "2"
+        return
+    with pytest.raises(MCPError) as caught:
+        await bash.call(f'value="$({line})"; mcp_result_success "never"', given)
+
+    assert caught.value.message == "the filter .list | length needs jq: install jq or gojq"
 
 
 async def test_booleans_and_integers_are_converted(bash: BashTools) -> None:

@@ -1,4 +1,4 @@
-"""`values.py` reads JSON with a subset of the language of jq."""
+"""`values.py` reads JSON with the filters of jq that tools use most."""
 
 from __future__ import annotations
 
@@ -13,20 +13,15 @@ FILTERS = [
     (".", {"a": 1}, '{"a":1}'),
     (".a.b", {"a": {"b": "x"}}, "x"),
     ('.["a b"].c', {"a b": {"c": 1}}, "1"),
-    ('."a b"', {"a b": True}, "true"),
+    ('."a.[]b"', {"a.[]b": True}, "true"),
     (".a[-1]", {"a": [1, 2]}, "2"),
-    (".a[]", {"a": [1, "x"]}, "1\nx"),
+    (".[1].x[0]", [0, {"x": [[]]}], "[]"),
     (".a.b.c", {}, "null"),
-    (".a // .b // 5", {"b": False}, "5"),
-    ('.a // "d"', {"a": False}, "d"),
+    ('.a // "d // e"', {"a": False}, "d // e"),
+    (".a // -1.5", {"a": None}, "-1.5"),
     (".a // empty", {}, ""),
-    (".a.b? // 1", {"a": 3}, "1"),
-    ('if .a == "x" then 1 else .b end', {"a": "y", "b": 2}, "2"),
-    ('(.a | tostring) + "!"', {"a": [1]}, "[1]!"),
-    (".a | keys | length", {"a": {"x": 1, "y": 2}}, "2"),
-    (".a | type", {"a": 1.5}, "number"),
-    (".a | not", {"a": None}, "true"),
-    ('.a != "x"', {"a": "x"}, "false"),
+    (".a // empty", {"a": 0}, "0"),
+    (".a.b // 1", {"a": 3}, "1"),
 ]
 
 
@@ -35,7 +30,10 @@ def test_filter_has_the_result_of_jq(text: str, given: Any, expected: str) -> No
     assert values.run("get", [text], json.dumps(given)) == (expected, 0)
 
 
-@pytest.mark.parametrize("text", ["", ".a |", ".a[", "map(.x)", ".a as $x | $x", "@tsv", "(.a", "if .a then 1"])
-def test_unsupported_filter_is_rejected(text: str) -> None:
-    with pytest.raises((values.InvalidFilter, IndexError)):
+NEED_JQ = ["", "a", ".a |", ".a[", ".a[]", "[0]", ".a // .b", ".a // NaN", ".a // ", ".a?", "map(.x)", ".a | length"]
+
+
+@pytest.mark.parametrize("text", NEED_JQ)
+def test_any_other_filter_needs_jq(text: str) -> None:
+    with pytest.raises(values.NeedsJq):
         values.run("get", [text], "{}")

@@ -157,13 +157,30 @@ mcp_extract_cli_error() {
 	printf '%s\n' "${message:-the command failed${3:+ with exit status $3}}"
 }
 
-# Apply the jq filter $1 to standard input, and print strings without quotes.
+# _mcp_get FILTER [mark]: apply a jq filter to standard input, and print strings without quotes. With `mark`, print the
+# value between two marks, because $(…) drops line ends at the end, and nothing for null.
 _mcp_get() {
-	if [[ -n ${_MCP_JQ} ]]; then
-		"${_MCP_JQ}" -r "$1"
-	else
-		_mcp_values get "$1"
+	local filter="$1" status=0
+	if [[ -z ${_MCP_JQ} ]]; then
+		_mcp_values get "$@" || status=$?
+		((status != 3)) || mcp_fail "the filter ${filter} needs jq: install jq or gojq"
+		return "${status}"
 	fi
+	[[ -z ${2-} ]] || filter="(${filter}) | if . == null then empty else \"=\" + tostring + \"=\" end"
+	"${_MCP_JQ}" -r "${filter}"
+}
+
+# _mcp_find FILTER COMMAND…: put the value in the JSON that the command prints into _mcp_value. Fail if there is none.
+_mcp_find() {
+	local filter="$1"
+	shift
+	_mcp_value="$("$@" | _mcp_get "${filter}" mark)" || {
+		(($? != 1)) || exit 1 # the status of mcp_fail
+		_mcp_value=""
+	}
+	[[ ${_mcp_value} == =*= ]] || return 1
+	_mcp_value="${_mcp_value#=}"
+	_mcp_value="${_mcp_value%=}"
 }
 
 # Arguments ----------------------------------------------------------------------------------------------------------
@@ -219,15 +236,6 @@ mcp_args_get() {
 mcp_meta_raw() { _mcp_print_json "${MCP_TOOL_META_JSON:-}" "${MCP_TOOL_META_FILE:-}"; }
 mcp_meta_get() { MCP_TOOL_ARGS_JSON="${MCP_TOOL_META_JSON:-}" MCP_TOOL_ARGS_FILE="${MCP_TOOL_META_FILE:-}" mcp_args_get "$@"; }
 
-# Print a value between two marks, because $(…) drops line ends at the end. Print nothing for null.
-_MCP_MARKED='if . == null then empty else "=" + tostring + "=" end'
-
-_mcp_unmark() {
-	[[ ${_mcp_value} == =*= ]] || return 1
-	_mcp_value="${_mcp_value#=}"
-	_mcp_value="${_mcp_value%=}"
-}
-
 # Put the argument at $1 into _mcp_value. Fail if it is missing or null; `false` and "" are values.
 _mcp_find_arg() {
 	local _mcp_flat_value
@@ -235,8 +243,7 @@ _mcp_find_arg() {
 		[[ ${_mcp_flat_value} != null ]] || return 1
 		_mcp_unquote "${_mcp_flat_value}" && return
 	fi
-	_mcp_value="$(_mcp_filter_args "($1) | ${_MCP_MARKED}")" || _mcp_value=""
-	_mcp_unmark
+	_mcp_find "$1" mcp_args_raw
 }
 
 mcp_args_require() {
@@ -720,8 +727,7 @@ mcp_config_load() {
 # mcp_config_get PATH [--default VALUE]: without a default, fail if there is no value.
 mcp_config_get() {
 	local _mcp_value
-	_mcp_value="$(_mcp_get "($1) | ${_MCP_MARKED}" <<<"${MCP_CONFIG_JSON:-{\}}" 2>/dev/null)" || _mcp_value=""
-	if _mcp_unmark; then
+	if _mcp_find "$1" _mcp_print_json "${MCP_CONFIG_JSON:-}" "" 2>/dev/null; then
 		printf '%s\n' "${_mcp_value}"
 	elif [[ ${2-} == --default ]]; then
 		printf '%s\n' "${3-}"

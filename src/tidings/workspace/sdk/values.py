@@ -1,7 +1,6 @@
 """JSON operations for tool-sdk.sh. Run as a script: OPERATION ARGUMENTS.
 
-It reads standard input. `get` replaces jq where that is not installed. It supports the part of jq's language that is
-needed to read arguments: paths, indices, `//`, `|`, `==`, `if … then … else … end`, literals, and a few functions.
+It reads standard input. `get` replaces jq where that is not installed, for the filters that read arguments.
 """
 
 from __future__ import annotations
@@ -10,197 +9,50 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
 from typing import Any
 
-
-class InvalidFilter(Exception):
-    """An error in a filter, or a part of it that only jq supports."""
-
-
-_TOKEN = re.compile(r"""\s*(?:("(?:[^"\\]|\\.)*")|(-?\d+(?:\.\d+)?)|([A-Za-z_]\w*)|(//|==|!=|[.|()\[\]?,+]))""")
-Filter = Callable[[Any], Iterator[Any]]
+NEEDS_JQ = 3
+"""The exit status for a filter that only jq can apply."""
 
 
-class Parser:
-    """A recursive descent parser. Each method returns a function from a value to its results."""
+class NeedsJq(Exception):
+    """A filter that only jq can apply."""
 
-    def __init__(self, text: str) -> None:
-        self.tokens: list[str] = []
-        position = 0
-        text = text.rstrip()
-        while position < len(text):
-            found = _TOKEN.match(text, position)
-            if found is None:
-                raise InvalidFilter(f"{text[position:]!r} is not supported without jq; install jq")
-            self.tokens.append(found[0].strip())
-            position = found.end()
 
-    def parse(self) -> Filter:
-        result = self.pipe()
-        if self.tokens:
-            raise InvalidFilter(f"{self.tokens[0]!r} is not supported here without jq; install jq")
-        return result
+_TEXT = r'"(?:[^"\\]|\\.)*"'
+_STEP = rf"\.[A-Za-z_]\w*|\.{_TEXT}|\.?\[(?:-?\d+|{_TEXT})\]"
+_FILTER = re.compile(rf"\s*(\.|(?=\.)(?:{_STEP})+)\s*(?://\s*(.*?)\s*)?", re.DOTALL)
 
-    def accept(self, *expected: str) -> str | None:
-        """Remove and return the next token if it is one of those expected, or else return None."""
-        if self.tokens and self.tokens[0] in expected:
-            return self.tokens.pop(0)
+
+def apply_filter(text: str, value: Any) -> list[Any]:
+    """Return the results of a path such as `.a.b[0]`, which may have `// literal` or `// empty` behind it."""
+    found = _FILTER.fullmatch(text)
+    if found is None:
+        raise NeedsJq
+    path, other = found[1], found[2]
+    try:
+        default = [] if other in (None, "empty") else [json.loads(other, parse_constant=_reject_constant)]
+    except ValueError:
+        raise NeedsJq from None
+    try:
+        for step in re.findall(_STEP, path):
+            key = step.strip(".[]")
+            value = _get_member(value, key if key[0].isalpha() or key[0] == "_" else json.loads(key))
+    except TypeError:
+        if other is None:
+            raise
+        return default
+    return default if other is not None and (value is None or value is False) else [value]
+
+
+def _get_member(value: Any, key: str | int) -> Any:
+    if value is None:
         return None
-
-    def require(self, token: str) -> None:
-        if self.accept(token) is None:
-            raise InvalidFilter(f"{token!r} is missing")
-
-    def pipe(self) -> Filter:
-        left = self.alternative()
-        while self.accept("|"):
-            left = _pipe(left, self.alternative())
-        return left
-
-    def alternative(self) -> Filter:
-        left = self.comparison()
-        if self.accept("//"):
-            return _alternative(left, self.alternative())
-        return left
-
-    def comparison(self) -> Filter:
-        left = self.sum()
-        if sign := self.accept("==", "!="):
-            right = self.sum()
-            return _combine(left, right, lambda a, b: (a == b) is (sign == "=="))
-        return left
-
-    def sum(self) -> Filter:
-        left = self.term()
-        while self.accept("+"):
-            left = _combine(left, self.term(), lambda a, b: a + b)
-        return left
-
-    def term(self) -> Filter:
-        if not self.tokens:
-            raise InvalidFilter("the filter ends too early")
-        token = self.tokens.pop(0)
-        if token == ".":
-            result = self.member() if self.tokens and re.match(r'[A-Za-z_"]', self.tokens[0]) else _identity
-        elif token == "(":
-            result = self.pipe()
-            self.require(")")
-        elif token == "if":
-            result = self.condition()
-        elif token[0] == '"' or token[0] == "-" or token[0].isdigit() or token in ("true", "false", "null"):
-            result = _constant(json.loads(token))
-        elif token == "empty":
-            result = _constant()
-        elif token == "[" and self.accept("]"):
-            result = _constant([])
-        elif token in _FUNCTIONS:
-            result = _apply(_FUNCTIONS[token])
-        else:
-            raise InvalidFilter(f"{token!r} is not supported here without jq; install jq")
-        return self.suffixes(result)
-
-    def suffixes(self, result: Filter) -> Filter:
-        while token := self.accept(".", "[", "?"):
-            if token == "?":
-                result = _optional(result)
-            elif token == "[" or self.accept("["):
-                result = _pipe(result, self.bracket())
-            else:
-                result = _pipe(result, self.member())
-        return result
-
-    def member(self) -> Filter:
-        if not self.tokens:
-            raise InvalidFilter("a name is missing after the last dot")
-        key = self.tokens.pop(0)
-        return _get_member(json.loads(key) if key.startswith('"') else key)
-
-    def bracket(self) -> Filter:
-        if self.accept("]"):
-            return _iterate
-        key = json.loads(self.tokens.pop(0))
-        self.require("]")
-        return _get_member(key)
-
-    def condition(self) -> Filter:
-        condition = self.pipe()
-        self.require("then")
-        then_filter = self.pipe()
-        else_filter = self.pipe() if self.accept("else") else _identity
-        self.require("end")
-
-        def choose(value: Any) -> Iterator[Any]:
-            for result in condition(value):
-                yield from (else_filter if result is None or result is False else then_filter)(value)
-
-        return choose
-
-
-def _pipe(first: Filter, second: Filter) -> Filter:
-    return lambda value: (result for between in first(value) for result in second(between))
-
-
-def _combine(left: Filter, right: Filter, operation: Callable[[Any, Any], Any]) -> Filter:
-    return lambda value: (operation(a, b) for a in left(value) for b in right(value))
-
-
-def _identity(value: Any) -> Iterator[Any]:
-    return iter([value])
-
-
-def _constant(*results: Any) -> Filter:
-    return lambda value: iter(results)
-
-
-def _apply(function: Callable[[Any], Any]) -> Filter:
-    return lambda value: iter([function(value)])
-
-
-def _get_member(key: str | int) -> Filter:
-    def get(value: Any) -> Iterator[Any]:
-        if value is None:
-            yield None
-        elif isinstance(value, dict) and isinstance(key, str):
-            yield value.get(key)
-        elif isinstance(value, list) and isinstance(key, int):
-            yield value[key] if -len(value) <= key < len(value) else None
-        else:
-            raise TypeError(f"no {key!r} in {_get_type(value)}")
-
-    return get
-
-
-def _iterate(value: Any) -> Iterator[Any]:
-    if not isinstance(value, dict | list):
-        raise TypeError(f"{_get_type(value)} has no members")
-    return iter(list(value.values()) if isinstance(value, dict) else value)
-
-
-def _optional(inner: Filter) -> Filter:
-    def optional(value: Any) -> Iterator[Any]:
-        try:
-            yield from inner(value)
-        except (TypeError, ValueError):
-            return
-
-    return optional
-
-
-def _alternative(left: Filter, right: Filter) -> Filter:
-    def alternative(value: Any) -> Iterator[Any]:
-        try:
-            found = [result for result in left(value) if result is not None and result is not False]
-        except (TypeError, ValueError):
-            found = []
-        return iter(found) if found else right(value)
-
-    return alternative
-
-
-def _get_type(value: Any) -> str:
-    kinds: dict[type, str] = {dict: "object", list: "array", str: "string", bool: "boolean", type(None): "null"}
-    return kinds.get(type(value), "number")
+    if isinstance(value, dict) and isinstance(key, str):
+        return value.get(key)
+    if isinstance(value, list) and isinstance(key, int):
+        return value[key] if -len(value) <= key < len(value) else None
+    raise TypeError(f"no {key!r} in {dump(value):.80}")
 
 
 def _format_value(value: Any) -> str:
@@ -209,17 +61,6 @@ def _format_value(value: Any) -> str:
 
 def dump(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-
-
-_FUNCTIONS: dict[str, Callable[[Any], Any]] = {
-    "length": lambda value: 0 if value is None else abs(value) if isinstance(value, int | float) else len(value),
-    "keys": lambda value: sorted(value) if isinstance(value, dict) else list(range(len(value))),
-    "type": _get_type,
-    "tostring": _format_value,
-    "tojson": dump,
-    "tonumber": lambda value: json.loads(value) if isinstance(value, str) else value,
-    "not": lambda value: value is None or value is False,
-}
 
 
 def count_bytes(value: Any) -> int:
@@ -343,7 +184,10 @@ def run(operation: str, arguments: list[str], text: str) -> tuple[str, int]:
         return (dump(value), 0) if isinstance(value, dict) else ("", 1)
     if operation == "truncate":
         return dump(truncate(value, int(arguments[0]), arguments[1])), 0
-    return "\n".join(map(_format_value, Parser(arguments[0]).parse()(value))), 0
+    results = apply_filter(arguments[0], value)
+    if arguments[1:] == ["mark"]:
+        return "".join(f"={_format_value(each)}=" for each in results if each is not None), 0
+    return "\n".join(map(_format_value, results)), 0
 
 
 def main() -> int:
@@ -351,7 +195,9 @@ def main() -> int:
     text = "" if operation == "realpath" else sys.stdin.buffer.read().decode("utf-8", "replace")
     try:
         output, status = run(operation, arguments, text)
-    except (InvalidFilter, TypeError, ValueError, LookupError, RecursionError) as error:
+    except NeedsJq:
+        return NEEDS_JQ
+    except (TypeError, ValueError, LookupError, RecursionError) as error:
         sys.stderr.write(f"{operation}: {error}\n")
         return 5
     if output:
