@@ -357,13 +357,6 @@ def fan_out(scale: Scale) -> Iterator[Row]:
         yield row(f"fan-out-{key}", f"  with a filter that {name}", rates, "/s", note=f"{1e6 / rates[0]:.2f} µs each")
 
 
-class Owner:
-    __slots__ = ("__weakref__",)
-
-    def hear(self, notification: Notification) -> None:
-        pass
-
-
 def removal(scale: Scale) -> Iterator[Row]:
     number = scale.of(10_000)
     hub = Hub(Catalog())
@@ -373,16 +366,6 @@ def removal(scale: Scale) -> Iterator[Row]:
         start = thread_time()
         for subscriber in subscribers:
             hub.close(subscriber, Reason.DISCONNECTED)
-        return thread_time() - start
-
-    def lose_all() -> float:
-        owners = [Owner() for _ in range(number)]
-        for owner in owners:
-            hub.subscribe(owner.hear, *FEATURES)
-        del owner
-        start = thread_time()
-        owners.clear()
-        hub.tick()
         return thread_time() - start
 
     def bare() -> float:
@@ -395,13 +378,17 @@ def removal(scale: Scale) -> Iterator[Row]:
                 del index[key]
         return thread_time() - start
 
-    closed, lost, base = interleaved(scale.rounds, close_all, lose_all, bare)
+    closed, base = interleaved(scale.rounds, close_all, bare)
     assert not len(hub)
     assert not hub.subscriptions()
-    for key, name, times in (("closed", "closed", closed), ("lost", "their owners died", lost)):
-        figure = f"removing {number:,} dead subscribers: {name}"
-        yield row(f"removal-{key}", figure, middle([1e3 * taken for taken in times]), "ms", most=41)
-        yield row(f"removal-{key}-bare", "  over bare deletions", ratio(times, base))
+    yield row(
+        "removal-closed",
+        f"removing {number:,} dead subscribers",
+        middle([1e3 * taken for taken in closed]),
+        "ms",
+        most=41,
+    )
+    yield row("removal-closed-bare", "  over bare deletions", ratio(closed, base))
 
 
 FIGURES = (add_costs, update_costs, subscribe_costs, subscriber_memory, mailbox_memory, fan_out, removal)

@@ -12,14 +12,14 @@ from tidings import Feature, InvalidPolicy, Policy, Priority, TidingsError
 def test_defaults_delay_nothing() -> None:
     policy = Policy()
 
-    assert not policy.has_delays
+    assert not policy.delivery.has_delays
     assert policy.detail == "full"
     assert "2025-03-26" in policy.mute_list_changed
 
 
 @pytest.mark.parametrize("setting", ["quiet_gap", "min_interval"])
 def test_gap_and_interval_delay_notifications(setting: str) -> None:
-    assert Policy().replace(**{setting: 0.1}).has_delays
+    assert Policy().replace(**{setting: 0.1}).delivery.has_delays
 
 
 @pytest.mark.parametrize(
@@ -75,9 +75,9 @@ def test_changed_settings_are_checked() -> None:
 def test_lists_come_before_contents_by_default() -> None:
     policy = Policy()
 
-    assert {policy.priority(feature) for feature in Feature} == {Priority.HIGH}
-    assert policy.priority("a://b") is Priority.NORMAL
-    assert policy.priority("tools") is Priority.NORMAL, "the resource of that name, not the list"
+    assert {policy.delivery.priority(feature) for feature in Feature} == {Priority.HIGH}
+    assert policy.delivery.priority("a://b") is Priority.NORMAL
+    assert policy.delivery.priority("tools") is Priority.NORMAL, "the resource of that name, not the list"
     assert Priority.URGENT < Priority.HIGH < Priority.NORMAL < Priority.LOW
 
 
@@ -96,7 +96,7 @@ def test_first_matching_uri_or_pattern_gives_the_priority(uri: str, priority: Pr
         priorities=(("alarm://fire", Priority.URGENT), ("log://*", Priority.HIGH), ("*://*/**", Priority.LOW))
     )
 
-    assert policy.priority(uri) is priority
+    assert policy.delivery.priority(uri) is priority
 
 
 def test_priorities_are_accepted_by_name_and_as_a_mapping() -> None:

@@ -8,11 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
-from functools import lru_cache
 from typing import Any, Literal, TypeAlias, get_args
 
-from tidings.core.model import Feature, Priority, Topic
-from tidings.core.patterns import Match, compile_pattern
+from tidings.core.delivery_settings import DeliverySettings, priority_matcher
+from tidings.core.model import Priority
 from tidings.errors import InvalidPolicy
 
 __all__ = ["Detail", "Policy"]
@@ -27,7 +26,7 @@ _MAX_TTL = 100 * 365 * 24 * 3600
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """The settings of what is sent, how often, and how much is kept. A subscriber may have its own policy."""
+    """The settings of what is sent, how often, and how much is kept."""
 
     detail: Detail = "full"
     """How much a notification says: `"full"`, `"delta"`, `"summary"` or `"none"`. Full, because every client that was
@@ -210,21 +209,13 @@ class Policy:
             raise InvalidPolicy(f"{name} is {value!r}; it must be a number of at least {minimum}")
 
     @property
-    def has_delays(self) -> bool:
-        """Whether a notification may be delayed although its subscriber is ready."""
-        return self.quiet_gap > 0 or self.min_interval > 0
+    def delivery(self) -> DeliverySettings:
+        """The settings that delivery to a subscriber reads."""
+        return DeliverySettings(self.quiet_gap, self.longest_wait, self.min_interval, self.priorities, self.max_pending)
 
     def ttl_ms(self, own: int | None = None) -> int:
         """Return the `ttlMs` of list results. `own` is the value that the server set, or None."""
         return own or math.ceil(self.list_ttl * 1000)
-
-    def priority(self, topic: Topic) -> Priority:
-        if isinstance(topic, Feature):
-            return Priority.HIGH
-        for uri, priority in self.priorities:
-            if _matcher(uri)(topic):
-                return priority
-        return Priority.NORMAL
 
     def replace(self, **settings: Any) -> Policy:
         """Return the same policy with some settings changed."""
@@ -234,11 +225,6 @@ class Policy:
         return replace(self, **settings)
 
 
-@lru_cache(256)  # at most 256 kB: clients choose some of the patterns, and they stay after the client is gone
-def _matcher(pattern: str) -> Match:
-    return compile_pattern(pattern)
-
-
 def _priority_pairs(given: Mapping[str, Any] | Iterable[tuple[str, Any]]) -> tuple[tuple[str, Priority], ...]:
     pairs = given.items() if isinstance(given, Mapping) else given
     try:
@@ -246,7 +232,7 @@ def _priority_pairs(given: Mapping[str, Any] | Iterable[tuple[str, Any]]) -> tup
             (uri, Priority[value.upper()] if isinstance(value, str) else Priority(value)) for uri, value in pairs
         )
         for uri, _ in parsed:
-            _matcher(uri)
+            priority_matcher(uri)
         return parsed
     except (KeyError, ValueError, TypeError) as error:
         names = ", ".join(priority.name.lower() for priority in Priority)

@@ -14,7 +14,7 @@ import pytest
 from tests.support.readers import Clock, Reader
 from tidings import Catalog, Feature, Filter, Hub, Policy, Reason, Subscriber
 from tidings.console import record as module
-from tidings.console.change import FETCH_TIMEOUT, PublishedChange, State
+from tidings.console.change import FETCH_TIMEOUT, OutcomeState, PublishedChange
 from tidings.console.client import RecordedClient
 from tidings.console.record import Record
 from tidings.core.subscriber import UNCONFIRMED, ConnectionKind
@@ -123,12 +123,12 @@ def test_time_to_fetch_of_a_client_that_was_told_late_begins_then(board: Board) 
     reader.is_slow = True
     board.change("first")
     change = board.change("second")
-    assert (change.told, change.counts[State.PENDING]) == (1, 1)
+    assert (change.told, change.counts[OutcomeState.PENDING]) == (1, 1)
     board.clock.now += FETCH_TIMEOUT + 1
     assert board.not_fetched(change) == 1
     reader.is_slow = False
     board.hub.wake(late)
-    assert (change.told, change.counts[State.PENDING], board.not_fetched(change)) == (2, 0, 1)
+    assert (change.told, change.counts[OutcomeState.PENDING], board.not_fetched(change)) == (2, 0, 1)
     board.clock.now += FETCH_TIMEOUT / 2
     board.fetch("late")
     assert (change.fetched, board.not_fetched(change)) == (1, 1)
@@ -152,10 +152,10 @@ def test_later_change_supersedes_a_pending_one(board: Board) -> None:
     told, superseded, pending = (board.change(text) for text in "123")
     client = board.client(subscriber).id
     assert client not in told.deliveries
-    assert superseded.deliveries[client].state is State.SUPERSEDED
-    assert pending.deliveries[client].state is State.PENDING
+    assert superseded.deliveries[client].state is OutcomeState.SUPERSEDED
+    assert pending.deliveries[client].state is OutcomeState.PENDING
     subscriber.close(Reason.SLOW)
-    assert (pending.deliveries[client].state, pending.deliveries[client].reason) == (State.CLOSED, "slow")
+    assert (pending.deliveries[client].state, pending.deliveries[client].reason) == (OutcomeState.CLOSED, "slow")
     assert (superseded.told, pending.told) == (0, 0)
 
 
@@ -165,16 +165,16 @@ def test_reasons_of_changes_that_are_not_told(board: Board) -> None:
         "muted": board.connect("2", is_muted=lambda topic: True),
         "failed": board.connect("3", deliver=raise_error),
     }
-    delayed = board.client(board.connect("4", policy=Policy(quiet_gap=1))).id
+    delayed = board.client(board.connect("4", settings=Policy(quiet_gap=1).delivery)).id
     change = board.change("new")
     for reason, subscriber in subscribers.items():
         delivery = change.deliveries[board.client(subscriber).id]
-        assert (delivery.state, delivery.reason) == (State.SUPPRESSED, reason)
-    assert change.deliveries[delayed].state is State.PENDING
+        assert (delivery.state, delivery.reason) == (OutcomeState.SUPPRESSED, reason)
+    assert change.deliveries[delayed].state is OutcomeState.PENDING
     assert change.told == 0
 
     board.catalog.tools.update("a", description=None)
-    assert change.deliveries[delayed].state is State.SUPERSEDED
+    assert change.deliveries[delayed].state is OutcomeState.SUPERSEDED
     board.clock.now += 1
     board.hub.tick()
     assert board.newest.deliveries[delayed].reason == "same version"
@@ -194,7 +194,7 @@ def test_change_is_pending_until_a_receiver_has_confirmed_it(board: Board) -> No
     hook = board.connect("hook", deliver=post, kind=ConnectionKind("none", "webhook"))
     first = board.change("first")
     second = board.change("second")
-    assert [change.counts[State.PENDING] for change in (first, second)] == [1, 1]
+    assert [change.counts[OutcomeState.PENDING] for change in (first, second)] == [1, 1]
     board.hub.observers.delivered(hook, sent[0], 0.5)
     assert (first.told, first.max_latency, second.told) == (1, 0.5, 0)
     hook.mark_ready()
@@ -208,7 +208,7 @@ def test_client_that_returns_is_told_of_the_last_change(board: Board) -> None:
     change = board.change("missed")
     subscriber = board.hub.open(lambda _: None, kind=HTTP)
     board.hub.subscribe(subscriber, "tools", told={Feature.TOOLS: known})
-    assert (change.told, change.deliveries[board.client(subscriber).id].state) == (1, State.TOLD)
+    assert (change.told, change.deliveries[board.client(subscriber).id].state) == (1, OutcomeState.TOLD)
 
 
 def test_counts_of_a_client_include_patterns_and_ended_subscriptions(board: Board) -> None:
@@ -244,7 +244,7 @@ def test_record_is_bounded(board: Board, monkeypatch: pytest.MonkeyPatch) -> Non
         assert sum(len(change.deliveries) for change in record.changes) <= 20
         assert record.changes[0].is_truncated
         assert not record.changes[-1].is_truncated
-        assert all(change.counts[State.SUPPRESSED] == 6 for change in record.changes)
+        assert all(change.counts[OutcomeState.SUPPRESSED] == 6 for change in record.changes)
         for subscriber in pending:
             subscriber.close()
         assert len(record.clients) == 5

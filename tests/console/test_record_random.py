@@ -11,7 +11,7 @@ from hypothesis.stateful import invariant, run_state_machine_as_test
 from tests.support.promises.machine import Machine
 from tests.support.stress import sized
 from tidings import Hub, Notification, Subscriber, Topic
-from tidings.console.change import PublishedChange, State
+from tidings.console.change import OutcomeState, PublishedChange
 from tidings.console.client import RecordedClient
 from tidings.console.record import Record
 from tidings.core.observer import Observer
@@ -47,12 +47,12 @@ class Witness(Observer):
             self.told[client].discard(topic_and_revision)
 
 
-def state_of(client: RecordedClient, change: PublishedChange) -> State | None:
+def state_of(client: RecordedClient, change: PublishedChange) -> OutcomeState | None:
     """Return the state of a change for a client; None if the client did not watch its topic."""
     delivery = change.deliveries.get(client.id)
     if delivery is not None:
         return delivery.state
-    return State.TOLD if client.was_watching(change) else None
+    return OutcomeState.TOLD if client.was_watching(change) else None
 
 
 def check(record: Record, counts: Counter[int], told: dict[int, set[tuple[Topic, int]]]) -> None:
@@ -61,13 +61,13 @@ def check(record: Record, counts: Counter[int], told: dict[int, set[tuple[Topic,
     for change in record.changes:
         states = {client.id: state_of(client, change) for client in clients}
         topic_and_revision = (change.topic, change.version.revision)
-        assert {id for id, state in states.items() if state is State.TOLD} == {
+        assert {id for id, state in states.items() if state is OutcomeState.TOLD} == {
             client.id for client in clients if topic_and_revision in told[client.id]
         }
-        assert change.told == sum(state is State.TOLD for state in states.values())
+        assert change.told == sum(state is OutcomeState.TOLD for state in states.values())
         assert change.reached == sum(state is not None for state in states.values())
         for client in clients:
-            if states[client.id] is State.PENDING:
+            if states[client.id] is OutcomeState.PENDING:
                 assert client.subscriber is not None
                 mailbox = client.subscriber.mailbox
                 assert mailbox is not None

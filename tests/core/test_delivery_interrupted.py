@@ -6,18 +6,19 @@ import pytest
 
 from tests.support.readers import Clock, Reader
 from tidings import BUSY, Catalog, Feature, Hub, Notification, Policy
+from tidings.core.delivery_settings import DeliverySettings
 
-PACED = Policy(quiet_gap=1)
+PACED = Policy(quiet_gap=1).delivery
 
 
-def open_two(hub: Hub, reader: Reader, error: BaseException, policy: Policy | None) -> None:
+def open_two(hub: Hub, reader: Reader, error: BaseException, settings: DeliverySettings | None) -> None:
     """Open a subscriber whose `deliver` raises, and a second one."""
 
     def fail(notification: Notification) -> None:
         raise error
 
     for deliver in (fail, reader.take):
-        hub.open(deliver, policy=policy).subscribe("tools", "prompts")
+        hub.open(deliver, settings=settings).subscribe("tools", "prompts")
 
 
 def change_both(catalog: Catalog, hub: Hub, clock: Clock) -> None:
@@ -29,11 +30,16 @@ def change_both(catalog: Catalog, hub: Hub, clock: Clock) -> None:
 
 
 @pytest.mark.parametrize("ending", [KeyboardInterrupt, SystemExit])
-@pytest.mark.parametrize("policy", [None, PACED])
+@pytest.mark.parametrize("settings", [None, PACED])
 def test_exit_is_raised_after_all_subscribers_were_told(
-    catalog: Catalog, hub: Hub, clock: Clock, reader: Reader, policy: Policy | None, ending: type[BaseException]
+    catalog: Catalog,
+    hub: Hub,
+    clock: Clock,
+    reader: Reader,
+    settings: DeliverySettings | None,
+    ending: type[BaseException],
 ) -> None:
-    open_two(hub, reader, ending(), policy)
+    open_two(hub, reader, ending(), settings)
 
     with pytest.raises(ending):
         change_both(catalog, hub, clock)
@@ -42,12 +48,12 @@ def test_exit_is_raised_after_all_subscribers_were_told(
     assert not hub.counts.failures, "an exit is not a failed delivery"
 
 
-@pytest.mark.parametrize("policy", [None, PACED])
+@pytest.mark.parametrize("settings", [None, PACED])
 def test_cancelled_error_of_a_callback_counts_as_failed_delivery(
-    catalog: Catalog, hub: Hub, clock: Clock, reader: Reader, policy: Policy | None
+    catalog: Catalog, hub: Hub, clock: Clock, reader: Reader, settings: DeliverySettings | None
 ) -> None:
     """`task.result()` of a cancelled task raises a `BaseException`."""
-    open_two(hub, reader, asyncio.CancelledError(), policy)
+    open_two(hub, reader, asyncio.CancelledError(), settings)
 
     change_both(catalog, hub, clock)
 
@@ -65,7 +71,7 @@ def test_interrupted_resume_delivers_everything_missed(catalog: Catalog, hub: Hu
         if len(reader.received) == 1:
             raise KeyboardInterrupt
 
-    subscriber = hub.open(take, policy=Policy(max_pending=1))
+    subscriber = hub.open(take, settings=Policy(max_pending=1).delivery)
     with pytest.raises(KeyboardInterrupt):
         hub.subscribe(subscriber, uris=uris, told=dict.fromkeys(uris))
 
@@ -92,9 +98,9 @@ def test_wake_raises_the_exit_of_a_callback(catalog: Catalog, hub: Hub, reader: 
     assert sorted(reader.told()) == [["added p"], ["added t"], ["added u"]]
 
 
-@pytest.mark.parametrize("policy", [None, PACED])
+@pytest.mark.parametrize("settings", [None, PACED])
 def test_callback_that_uses_the_hub_is_not_interrupted_by_another(
-    catalog: Catalog, hub: Hub, clock: Clock, reader: Reader, policy: Policy | None
+    catalog: Catalog, hub: Hub, clock: Clock, reader: Reader, settings: DeliverySettings | None
 ) -> None:
     done: list[str] = []
     other = hub.open(reader.take)
@@ -113,7 +119,7 @@ def test_callback_that_uses_the_hub_is_not_interrupted_by_another(
         raise KeyboardInterrupt
 
     for deliver in (fail, use):
-        hub.open(deliver, policy=policy).subscribe("tools")
+        hub.open(deliver, settings=settings).subscribe("tools")
     with pytest.raises(KeyboardInterrupt):
         change_both(catalog, hub, clock)
 

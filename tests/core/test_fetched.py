@@ -42,7 +42,9 @@ class Place:
         self.muted: set[Topic] = set()
         policies = {"quiet gap": Policy(quiet_gap=1.0, longest_wait=10.0), "rate": Policy(min_interval=1.0)}
         is_muted = self.muted.__contains__ if kind == "muted" else None
-        self.reader = self.hub.open(self.deliver, policy=policies.get(kind), filter=filter, is_muted=is_muted)
+        self.reader = self.hub.open(
+            self.deliver, settings=policies.get(kind, Policy()).delivery, filter=filter, is_muted=is_muted
+        )
         self.is_busy = False
         self.reader.subscribe("tools", uris=[URI])
         if kind == "rate":

@@ -37,7 +37,7 @@ def test_valid_terms_are_granted_and_reported() -> None:
     assert terms.filter == Filter(["added", "removed"], ["weather_*", "exact"], ["file:///logs/**"])
     policy = terms.policy(Policy(priorities=(("a:b", Priority.HIGH),)))
     assert (policy.min_interval, policy.quiet_gap, policy.longest_wait, policy.detail) == (0.5, 0.1, 2.0, "delta")
-    assert [policy.priority(uri) for uri in ("file:///urgent/x", "file:///x", "a:b", "c:d")] == [
+    assert [policy.delivery.priority(uri) for uri in ("file:///urgent/x", "file:///x", "a:b", "c:d")] == [
         *(Priority.URGENT, Priority.LOW, Priority.HIGH, Priority.NORMAL)
     ]
 
@@ -135,7 +135,7 @@ def test_terms_of_the_server_limit_those_of_the_client() -> None:
         priorities={"file:///**": "low", "file:///a": "high"},
         bookmarks=True,
     )
-    assert both.policy(Policy()).priority("file:///a") is Priority.LOW
+    assert both.policy(Policy()).delivery.priority("file:///a") is Priority.LOW
     assert Terms().within(server) == server
     assert client.within(Terms()) == client
     assert Terms(min_interval=2.0).within(server).min_interval == 2.0

@@ -16,7 +16,7 @@ TOOLS, PROMPTS, RESOURCES = Feature
 def test_closed_subscriber_leaves_no_trace(catalog: Catalog, hub: Hub, reader: Reader) -> None:
     reasons: list[Reason] = []
     reader.is_slow = True
-    subscriber = hub.open(reader.take, on_close=reasons.append, policy=Policy(quiet_gap=1))
+    subscriber = hub.open(reader.take, on_close=reasons.append, settings=Policy(quiet_gap=1).delivery)
     hub.subscribe(subscriber, "tools", "prompts", uris=["a://b", "a://*", "a://{x}"], ttl=60)
     add(catalog, "x")
     trace = weakref.ref(subscriber)

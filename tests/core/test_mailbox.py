@@ -110,7 +110,7 @@ def test_subscriber_that_missed_more_than_the_journal_must_refetch(catalog: Cata
 def test_too_many_pending_topics_close_a_subscriber(catalog: Catalog, hub: Hub, reader: Reader) -> None:
     reasons: list[Reason] = []
     reader.is_slow = True
-    subscriber = hub.open(reader.take, policy=Policy(max_pending=2), on_close=reasons.append)
+    subscriber = hub.open(reader.take, settings=Policy(max_pending=2).delivery, on_close=reasons.append)
     subscriber.subscribe(uris=["a://**"])
     for uri in ("a://1", "a://2", "a://3", "a://2", "a://3"):
         catalog.resources.updated(uri)
@@ -122,7 +122,7 @@ def test_too_many_pending_topics_close_a_subscriber(catalog: Catalog, hub: Hub, 
 
 
 def test_rate_limited_subscriber_that_keeps_up_is_not_closed(catalog: Catalog, hub: Hub, reader: Reader) -> None:
-    subscriber = hub.open(reader.take, policy=Policy(max_pending=2, min_interval=60))
+    subscriber = hub.open(reader.take, settings=Policy(max_pending=2, min_interval=60).delivery)
     subscriber.subscribe(uris=["a://**"])
     for number in range(5):
         catalog.resources.updated(f"a://{number}")
@@ -147,7 +147,7 @@ def test_mailbox_is_no_larger_than_the_watched_topics(catalog: Catalog, hub: Hub
 
 def test_overflowing_session_is_told_to_refetch_instead_of_closed(catalog: Catalog, hub: Hub, reader: Reader) -> None:
     reader.is_slow = True
-    subscriber = hub.open(reader.take, policy=Policy(max_pending=3))
+    subscriber = hub.open(reader.take, settings=Policy(max_pending=3).delivery)
     subscriber.merges_on_overflow = True
     subscriber.subscribe("resources", uris=["a://**"])
     for number in range(20):

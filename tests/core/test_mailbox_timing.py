@@ -13,7 +13,7 @@ TOOLS, PROMPTS, RESOURCES = Feature
 
 
 def test_quiet_gap_merges_a_burst(catalog: Catalog, hub: Hub, reader: Reader, clock: Clock) -> None:
-    hub.subscribe(reader.take, "tools", policy=Policy(quiet_gap=1, longest_wait=10))
+    hub.subscribe(reader.take, "tools", settings=Policy(quiet_gap=1, longest_wait=10).delivery)
     for clock.now, name in ((0, "a"), (0.5, "b"), (1.4, "c")):
         add(catalog, name)
         hub.tick()
@@ -28,7 +28,7 @@ def test_quiet_gap_merges_a_burst(catalog: Catalog, hub: Hub, reader: Reader, cl
 
 
 def test_longest_wait_ends_a_burst_without_pauses(catalog: Catalog, hub: Hub, reader: Reader, clock: Clock) -> None:
-    hub.subscribe(reader.take, "tools", policy=Policy(quiet_gap=1, longest_wait=3))
+    hub.subscribe(reader.take, "tools", settings=Policy(quiet_gap=1, longest_wait=3).delivery)
     told_at = []
     for step in range(100):
         clock.now = step / 10
@@ -41,7 +41,7 @@ def test_longest_wait_ends_a_burst_without_pauses(catalog: Catalog, hub: Hub, re
 
 
 def test_rate_limit_delays_changes_and_sends_the_last(catalog: Catalog, hub: Hub, reader: Reader, clock: Clock) -> None:
-    hub.subscribe(reader.take, "tools", uris=["a://b"], policy=Policy(min_interval=10))
+    hub.subscribe(reader.take, "tools", uris=["a://b"], settings=Policy(min_interval=10).delivery)
     for clock.now, name in ((0, "a"), (1, "b"), (9, "c")):
         add(catalog, name)
         hub.tick()
@@ -67,7 +67,7 @@ def test_rate_limit_delays_changes_and_sends_the_last(catalog: Catalog, hub: Hub
 def test_suppressed_change_does_not_count_for_the_rate_limit(
     catalog: Catalog, hub: Hub, reader: Reader, clock: Clock
 ) -> None:
-    hub.subscribe(reader.take, "tools", policy=Policy(min_interval=10))
+    hub.subscribe(reader.take, "tools", settings=Policy(min_interval=10).delivery)
     add(catalog, "a")
     clock.now = 1
     add(catalog, "passing")
@@ -81,7 +81,7 @@ def test_suppressed_change_does_not_count_for_the_rate_limit(
 
 def test_urgent_changes_ignore_gap_and_rate_limit(catalog: Catalog, hub: Hub, reader: Reader) -> None:
     policy = Policy(quiet_gap=1, min_interval=60, priorities=(("alarm://*", Priority.URGENT),))
-    hub.subscribe(reader.take, uris=["**"], policy=policy)
+    hub.subscribe(reader.take, uris=["**"], settings=policy.delivery)
     for uri in ("alarm://fire", "a://b", "alarm://fire"):
         catalog.resources.updated(uri)
 
@@ -95,7 +95,7 @@ def test_lists_come_before_contents_and_contents_by_priority(catalog: Catalog, h
         priorities=(("low://*", Priority.LOW), ("high://*", Priority.HIGH), ("urgent://*", Priority.URGENT))
     )
     reader.is_slow = True
-    subscriber = hub.subscribe(reader.take, "tools", "prompts", uris=["**"], policy=policy)
+    subscriber = hub.subscribe(reader.take, "tools", "prompts", uris=["**"], settings=policy.delivery)
     catalog.prompts.add({"name": "keeps it busy"})
     for uri in ("low://1", "a://2", "a://1", "high://1", "urgent://1", "a://2"):
         catalog.resources.updated(uri)
@@ -119,9 +119,9 @@ def test_timer_change_is_reported_only_if_earlier(catalog: Catalog, clock: Clock
     hub = Hub(catalog, clock=clock)
     hub.on_timer_change = timer_changes.append
     later, sooner = Policy(quiet_gap=5, longest_wait=5), Policy(quiet_gap=2, longest_wait=2)
-    hub.subscribe(lambda notification: None, "tools", policy=later)
-    hub.subscribe(lambda notification: None, "tools", policy=sooner)
-    hub.subscribe(lambda notification: None, "tools", policy=later)
+    hub.subscribe(lambda notification: None, "tools", settings=later.delivery)
+    hub.subscribe(lambda notification: None, "tools", settings=sooner.delivery)
+    hub.subscribe(lambda notification: None, "tools", settings=later.delivery)
     add(catalog, "a", "b")
 
     assert timer_changes == [5, 2]
@@ -145,7 +145,7 @@ def test_last_version_is_told_and_intervals_are_kept(
         received.append(notification)
         times.append(clock.now)
 
-    hub.subscribe(take, "tools", policy=Policy(quiet_gap=0.5, longest_wait=2, min_interval=1))
+    hub.subscribe(take, "tools", settings=Policy(quiet_gap=0.5, longest_wait=2, min_interval=1).delivery)
 
     def wait_until(end: float) -> None:
         while (due := hub.next_due()) is not None and due <= end:

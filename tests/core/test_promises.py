@@ -33,9 +33,9 @@ def test_nothing_remains_after_random_openings() -> None:
     hub = Hub(catalog, clock=clock, on_watched=watched.add, on_unwatched=watched.remove)
     options: list[dict[str, Any]] = [
         {},
-        {"policy": Policy(quiet_gap=0.5, min_interval=1.0)},
+        {"settings": Policy(quiet_gap=0.5, min_interval=1.0).delivery},
         {"filter": Filter(["added"])},
-        {"policy": Policy(max_pending=4), "is_muted": lambda topic: topic == "a://p"},
+        {"settings": Policy(max_pending=4).delivery, "is_muted": lambda topic: topic == "a://p"},
     ]
     wanted = [
         (chance.sample(tuple(Feature), chance.randrange(1, 3)), chance.sample((*URIS, *PATTERNS), chance.randrange(3)))

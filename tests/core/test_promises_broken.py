@@ -20,7 +20,7 @@ from tidings.core import delivery
 from tidings.core.delivery import Delivery
 from tidings.core.index import WatchIndex
 from tidings.core.journal import Journal
-from tidings.core.mailbox import Entry, Mailbox
+from tidings.core.mailbox import Mailbox, MailboxEntry
 from tidings.core.notifications import Notifications
 
 pytestmark = pytest.mark.usefixtures("no_logs")
@@ -45,7 +45,7 @@ def play() -> History:
     filtered = hub.open(lambda _: None, label="filtered", filter=Filter(["added"], ["p*"]))
     silent = hub.open(lambda _: None, label="silent", is_muted=muted.__contains__)
     slow = hub.open(lambda _: BUSY, label="slow")
-    paced = hub.open(lambda _: None, label="paced", policy=Policy(quiet_gap=1.0, min_interval=2.0))
+    paced = hub.open(lambda _: None, label="paced", settings=Policy(quiet_gap=1.0, min_interval=2.0).delivery)
     for subscriber in (filtered, silent, slow, paced):
         subscriber.subscribe("tools", uris=["a://p", "b://**"])
     muted.add(Feature.TOOLS)
@@ -110,7 +110,7 @@ def tell_the_newest_commit_first(patch: pytest.MonkeyPatch) -> None:
 
 
 def not_remember_what_was_told(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Entry, "is_told_current", property(lambda self: False))
+    patch.setattr(MailboxEntry, "is_told_current", property(lambda self: False))
 
 
 def deliver_due_during_a_delivery(patch: pytest.MonkeyPatch) -> None:
@@ -156,7 +156,9 @@ def keep_a_list(patch: pytest.MonkeyPatch) -> None:
     def add_each(self: Mailbox, notification: Notification, *args: Any) -> float:
         due = add(self, notification, *args)
         version = notification.version
-        self.entries[f"{notification.topic}#{version.revision}"] = Entry(version, version.revision, Version(0, ""))
+        self.entries[f"{notification.topic}#{version.revision}"] = MailboxEntry(
+            version, version.revision, Version(0, "")
+        )
         return due
 
     patch.setattr(Mailbox, "add", add_each)

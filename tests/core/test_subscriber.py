@@ -126,19 +126,19 @@ def test_failing_hook_is_logged_and_the_subscription_stays(
 # Failures
 
 
-@pytest.mark.parametrize("policy", [None, Policy(quiet_gap=1)])
+@pytest.mark.parametrize("policy", [Policy(), Policy(quiet_gap=1)])
 @pytest.mark.parametrize("failing", ["callback", "mute"])
 def test_other_subscribers_are_notified_if_one_fails(
-    catalog: Catalog, hub: Hub, clock: Clock, caplog: pytest.LogCaptureFixture, failing: str, policy: Policy | None
+    catalog: Catalog, hub: Hub, clock: Clock, caplog: pytest.LogCaptureFixture, failing: str, policy: Policy
 ) -> None:
     before, after = Reader(), Reader()
 
     def fail(argument: object) -> bool:
         raise RuntimeError("failing subscriber")
 
-    hub.subscribe(before.take, "tools", "prompts", policy=policy)
-    hub.subscribe(fail, "tools", "prompts", policy=policy, is_muted=fail if failing == "mute" else None)
-    hub.subscribe(after.take, "tools", "prompts", policy=policy)
+    hub.subscribe(before.take, "tools", "prompts", settings=policy.delivery)
+    hub.subscribe(fail, "tools", "prompts", settings=policy.delivery, is_muted=fail if failing == "mute" else None)
+    hub.subscribe(after.take, "tools", "prompts", settings=policy.delivery)
     with caplog.at_level(logging.ERROR, "tidings"):
         for clock.now, name in ((0, "x"), (10, "y")):
             with catalog.batch():

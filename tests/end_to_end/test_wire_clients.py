@@ -150,7 +150,7 @@ class Client:
             known = json.loads(json.dumps(self.cursor.as_json()))
             told = resume(known, server.epoch, server.hub, [TOOLS]).told
             policy = self.terms.policy(server.policy)
-            self.subscriber = server.hub.open(self.deliver, policy=policy, filter=self.terms.filter)
+            self.subscriber = server.hub.open(self.deliver, settings=policy.delivery, filter=self.terms.filter)
             server.hub.subscribe(self.subscriber, TOOLS, told=told)
 
     def disconnect(self) -> None:

@@ -214,7 +214,6 @@ def test_frame_from_a_template_equals_an_encoded_one() -> None:
             version,
             Version(1, "a"),
             0.0,
-            "local",
             None if operation is Operation.REMOVED else after,
             None if operation is Operation.ADDED else before,
         )
@@ -232,7 +231,7 @@ def test_frame_from_a_template_equals_an_encoded_one() -> None:
 
 def test_change_without_an_item_is_encoded() -> None:
     version = Version(5, "d")
-    change = Change(Feature.TOOLS, Operation.REMOVED, "a", version, Version(4, "c"), 0.0, "local")
+    change = Change(Feature.TOOLS, Operation.REMOVED, "a", version, Version(4, "c"), 0.0)
     notification = Notification(Feature.TOOLS, version, (change,), since=4)
     for shape in SHAPES:
         frame = encode_frame(notification, shape, b"7" if shape.is_tagged else b"")

@@ -240,8 +240,13 @@ class Board:
     ) -> None:
         """Subscribe a callback in this process to the tools."""
         told: list[Notification] = self.told.setdefault(name, [])
-        options: dict[str, Any] = {"filter": Filter(**filter) if filter else None, "policy": Policy(**(policy or {}))}
-        self.live.hub.subscribe(partial(told.append), Feature.TOOLS, label=name, **options)
+        self.live.hub.subscribe(
+            partial(told.append),
+            Feature.TOOLS,
+            label=name,
+            filter=Filter(**filter) if filter else None,
+            settings=Policy(**(policy or {})).delivery,
+        )
 
     def callback_counts(self) -> dict[str, int]:
         return {name: len(told) for name, told in self.told.items()}

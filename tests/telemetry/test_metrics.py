@@ -277,7 +277,7 @@ def test_delay_set_by_the_policy_does_not_count_as_latency(policy: dict[str, Any
     clock, catalog, hub = make_hub()
     heard: list[float] = []
     for _ in range(2):
-        subscriber = hub.open(lambda notification: heard.append(clock.now), policy=Policy(**policy))
+        subscriber = hub.open(lambda notification: heard.append(clock.now), settings=Policy(**policy).delivery)
         subscriber.subscribe("tools")
     for name in ("a", "b", "c"):
         catalog.tools.add({"name": name})
@@ -350,13 +350,18 @@ def accept(notification: Any) -> None:
         (busy, {"filter": Filter(names=["a*"])}, "+a +b +a2 +b2", {"sent": 1, "filtered": 2, "pending": 1}),
         (busy, {"filter": Filter(names=["a*"])}, "+a +b +a2 -a2 wake", {"sent": 1, "filtered": 2, "coalesced": 1}),
         (busy, {"is_muted": lambda topic: True}, "+a +b !1", {"muted": 3}),
-        (accept, {"policy": Policy(min_interval=10)}, "+a +b +c", {"sent": 1, "rate": 1, "pending": 1}),
-        (accept, {"policy": Policy(min_interval=10)}, "+a +b +c pass", {"sent": 2, "rate": 1}),
-        (accept, {"policy": Policy(min_interval=10)}, "+a +b -b pass", {"sent": 1, "rate": 1, "same_digest": 1}),
+        (accept, {"settings": Policy(min_interval=10).delivery}, "+a +b +c", {"sent": 1, "rate": 1, "pending": 1}),
+        (accept, {"settings": Policy(min_interval=10).delivery}, "+a +b +c pass", {"sent": 2, "rate": 1}),
+        (
+            accept,
+            {"settings": Policy(min_interval=10).delivery},
+            "+a +b -b pass",
+            {"sent": 1, "rate": 1, "same_digest": 1},
+        ),
         (fail, {}, "+a !1", {"failed": 2}),
         (fail, {"is_muted": lambda topic: False}, "+a !1", {"failed": 2}),
-        (busy, {"policy": Policy(max_pending=2)}, "+a +b !1 !2", {"sent": 1, "unsubscribed": 3}),
-        (busy, {"policy": Policy(max_pending=2), "merges_on_overflow": True}, "+a +b !1 !2",
+        (busy, {"settings": Policy(max_pending=2).delivery}, "+a +b !1 !2", {"sent": 1, "unsubscribed": 3}),
+        (busy, {"settings": Policy(max_pending=2).delivery, "merges_on_overflow": True}, "+a +b !1 !2",
          {"sent": 1, "coalesced": 1, "pending": 2}),
     ],
 )  # fmt: skip

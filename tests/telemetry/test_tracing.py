@@ -212,7 +212,7 @@ async def test_delayed_notification_runs_in_the_trace_of_its_change_and_in_no_ot
 
     app = live.http_app()
     async with app.router.lifespan_context(app):
-        live.hub.subscribe(hear, Feature.TOOLS, policy=Policy(quiet_gap=0.05, longest_wait=0.05))
+        live.hub.subscribe(hear, Feature.TOOLS, settings=Policy(quiet_gap=0.05, longest_wait=0.05).delivery)
         with recorded.tracer.start_as_current_span("change") as span:
             live.tools.add(print, name="p")
         # An unrelated caller resets the timer.

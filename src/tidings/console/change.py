@@ -9,13 +9,13 @@ import msgspec
 
 from tidings.core.model import Change, Topic, Version
 
-__all__ = ["FETCH_TIMEOUT", "Delivery", "PublishedChange", "State"]
+__all__ = ["FETCH_TIMEOUT", "ClientOutcome", "OutcomeState", "PublishedChange"]
 
 FETCH_TIMEOUT: Final = 30.0
 """Seconds after a notification within which its client is expected to fetch."""
 
 
-class State(StrEnum):
+class OutcomeState(StrEnum):
     """The state of one change for one subscriber."""
 
     TOLD = "told"
@@ -27,19 +27,19 @@ class State(StrEnum):
     """The subscription ended while the change was pending."""
 
 
-_NO_COUNTS: Final = dict.fromkeys(State, 0)
+_NO_COUNTS: Final = dict.fromkeys(OutcomeState, 0)
 
 
-class Delivery:
-    """The delivery of one change to one subscriber, if the subscriber was not told immediately."""
+class ClientOutcome:
+    """What happened with one change for one subscriber, if the subscriber was not told immediately."""
 
     __slots__ = ("is_fetched", "latency", "reason", "state", "time")
 
-    def __init__(self, state: State, reason: str | None, time: float) -> None:
+    def __init__(self, state: OutcomeState, reason: str | None, time: float) -> None:
         self.state = state
         self.reason = reason
         self.time = time
-        """When the delivery reached this state."""
+        """When it reached this state."""
         self.latency: float | None = None
         self.is_fetched = False
 
@@ -70,9 +70,9 @@ class PublishedChange(msgspec.Struct, eq=False, kw_only=True):
     """The number of subscribers that watched the topic."""
     unable: int = 0
     """The number of those whose fetches can't be seen: callbacks, webhooks and stdio."""
-    counts: dict[State, int] = msgspec.field(default_factory=_NO_COUNTS.copy)
+    counts: dict[OutcomeState, int] = msgspec.field(default_factory=_NO_COUNTS.copy)
     """The number of deliveries in each state, also of those that were dropped."""
-    deliveries: dict[int, Delivery] = msgspec.field(default_factory=dict)
+    deliveries: dict[int, ClientOutcome] = msgspec.field(default_factory=dict)
     """The deliveries that were not immediate, by the id of the client."""
     fetched: int = 0
     """The number of clients that were told and fetched in time."""
@@ -85,7 +85,7 @@ class PublishedChange(msgspec.Struct, eq=False, kw_only=True):
         if not self.deliveries and not self.is_missing_deliveries:
             return self.reached
         counts = self.counts
-        return self.reached - sum(counts.values()) + counts[State.TOLD]
+        return self.reached - sum(counts.values()) + counts[OutcomeState.TOLD]
 
     def not_fetched(self, now: float) -> int:
         """Return the number of clients that were told, and have not fetched in time."""
@@ -95,7 +95,7 @@ class PublishedChange(msgspec.Struct, eq=False, kw_only=True):
         if now < self.deadline:
             start = now - FETCH_TIMEOUT
             waiting = sum(
-                each.state is State.TOLD and not each.is_fetched and each.time > start
+                each.state is OutcomeState.TOLD and not each.is_fetched and each.time > start
                 for each in self.deliveries.values()
             )
         return max(0, self.told - self.unable - self.fetched - waiting)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from tidings.console.change import Delivery, PublishedChange
+from tidings.console.change import ClientOutcome, PublishedChange
 from tidings.core.model import Topic
 from tidings.core.subscriber import ConnectionKind, Subscriber
 from tidings.server.client_identity import ClientIdentity
@@ -84,9 +84,9 @@ class RecordedClient:
         self.count_offset = 0
         """The difference between the notifications of this client and the counts of its watched keys."""
         self.suppressed = 0
-        self.pending: dict[Topic, tuple[PublishedChange, Delivery]] = {}
+        self.pending: dict[Topic, tuple[PublishedChange, ClientOutcome]] = {}
         """For each topic in its mailbox, the newest change."""
-        self.sent: dict[Topic, tuple[PublishedChange, Delivery]] = {}
+        self.sent: dict[Topic, tuple[PublishedChange, ClientOutcome]] = {}
         """For each topic, the change that was sent and that the receiver has not confirmed."""
         self.last: tuple[float, float] | None = None
         """The time and latency of its last notification. The last publication of a watched key may be newer."""

@@ -1,7 +1,7 @@
 """The record of a hub: its last changes, which subscribers were told of each, and which clients fetched it.
 
-The hub reports each publication, and each subscriber that is told later or not at all. The record keeps a `Delivery`
-for these only: all other subscribers that watch the topic were told immediately. Each subscription is stored with the
+The hub reports each publication, and each subscriber that is told later or not at all. The record keeps an outcome for
+these only: all other subscribers that watch the topic were told immediately. Each subscription is stored with the
 number of the last change before it. So the record can tell later whether the subscriber watched the topic of a change.
 
 A client has *fetched* a change if it got the list or content, as of this change or later, within 30 seconds after the
@@ -17,7 +17,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping
 from itertools import count, islice
 from typing import Final
 
-from tidings.console.change import FETCH_TIMEOUT, Delivery, PublishedChange, State
+from tidings.console.change import FETCH_TIMEOUT, ClientOutcome, OutcomeState, PublishedChange
 from tidings.console.client import MAX_FETCHES, RecordedClient, Watch, WatchedKey
 from tidings.core.counts import SuppressionReason
 from tidings.core.hub import Hub
@@ -180,8 +180,8 @@ class Record(Observer):
         for topic in list(client.watches):
             self._unwatch(client, topic)
         for change, delivery in (*client.pending.values(), *client.sent.values()):
-            if delivery.state is State.PENDING:
-                self._set_state(change, client, delivery, State.CLOSED, reason.value)
+            if delivery.state is OutcomeState.PENDING:
+                self._set_state(change, client, delivery, OutcomeState.CLOSED, reason.value)
         client.pending, client.sent = {}, {}
         client.subscriber, client.closed = None, reason.value
         same_identity = self._by_identity.get(client.identity.key)
@@ -295,15 +295,15 @@ class Record(Observer):
             entry = subscriber.mailbox.entries.get(topic) if subscriber.mailbox is not None else None
             is_known = entry is None or entry.awaited_revision or entry.is_told_current
             reason = SuppressionReason.SAME_DIGEST if is_known else SuppressionReason.FILTERED
-            self._add(change, client, State.SUPPRESSED, _REASONS[reason])
+            self._add(change, client, OutcomeState.SUPPRESSED, _REASONS[reason])
             return
         earlier = client.pending.get(topic) if was_pending else None
-        if earlier is not None and earlier[1].state is State.PENDING:
-            self._set_state(earlier[0], client, earlier[1], State.SUPERSEDED)
+        if earlier is not None and earlier[1].state is OutcomeState.PENDING:
+            self._set_state(earlier[0], client, earlier[1], OutcomeState.SUPERSEDED)
         if is_topic_muted(subscriber.is_muted, topic):
-            delivery = self._add(change, client, State.SUPPRESSED, _REASONS[SuppressionReason.MUTED])
+            delivery = self._add(change, client, OutcomeState.SUPPRESSED, _REASONS[SuppressionReason.MUTED])
         else:
-            delivery = self._add(change, client, State.PENDING)
+            delivery = self._add(change, client, OutcomeState.PENDING)
         client.pending[topic] = (change, delivery)
 
     def unconfirmed(self, subscriber: Subscriber, notification: Notification) -> None:
@@ -315,7 +315,7 @@ class Record(Observer):
             change = self._find(topic, notification.version.revision)
             if change is None:
                 return
-            delivery = change.deliveries.get(client.id) or self._add_late(change, client, State.PENDING)
+            delivery = change.deliveries.get(client.id) or self._add_late(change, client, OutcomeState.PENDING)
             pending = (change, delivery)
         client.sent[topic] = pending
 
@@ -330,17 +330,17 @@ class Record(Observer):
         client.last = (now, seconds)
         self._touch_client(client)
         if sent is not None and sent[0] is not change:
-            self._set_state(sent[0], client, sent[1], State.SUPERSEDED)
+            self._set_state(sent[0], client, sent[1], OutcomeState.SUPERSEDED)
             sent = None
         if change is None:
             return
         delivery = sent[1] if sent is not None else change.deliveries.get(client.id)
         if delivery is not None:
-            self._set_state(change, client, delivery, State.TOLD)
+            self._set_state(change, client, delivery, OutcomeState.TOLD)
         elif client.was_watching(change):
             return  # the hub repeats a notification that the client may not have read
         else:
-            delivery = self._add_late(change, client, State.TOLD)
+            delivery = self._add_late(change, client, OutcomeState.TOLD)
         delivery.latency, delivery.time = seconds, now
         change.max_latency = max(change.max_latency, seconds)
         self._set_deadline(change, now)
@@ -354,10 +354,10 @@ class Record(Observer):
         if client is None:
             return
         is_ended = reason is SuppressionReason.UNSUBSCRIBED
-        state = State.CLOSED if is_ended else State.SUPPRESSED
+        state = OutcomeState.CLOSED if is_ended else OutcomeState.SUPPRESSED
         pending, current = client.pending.pop(topic, None), self._current
         if pending is not None:
-            if pending[1].state is State.PENDING or not is_ended:
+            if pending[1].state is OutcomeState.PENDING or not is_ended:
                 self._set_state(pending[0], client, pending[1], state, _REASONS[reason])
         elif (
             is_ended
@@ -375,9 +375,9 @@ class Record(Observer):
         if not is_closed:
             for topic in [topic for topic in client.pending if isinstance(topic, str)]:
                 change, delivery = client.pending.pop(topic)
-                self._set_state(change, client, delivery, State.SUPERSEDED, "overflow")
+                self._set_state(change, client, delivery, OutcomeState.SUPERSEDED, "overflow")
         if self._current is not None and client.id not in self._current.deliveries:
-            self._add(self._current, client, State.CLOSED if is_closed else State.SUPERSEDED, "overflow")
+            self._add(self._current, client, OutcomeState.CLOSED if is_closed else OutcomeState.SUPERSEDED, "overflow")
 
     def failed(self, subscriber: Subscriber, notification: Notification, error: BaseException) -> None:
         client = self._open.get(subscriber) or self._just_closed.get(subscriber)
@@ -385,9 +385,9 @@ class Record(Observer):
             return
         pending = client.pending.pop(notification.topic, None)
         if pending is not None:
-            self._set_state(pending[0], client, pending[1], State.SUPPRESSED, "failed")
+            self._set_state(pending[0], client, pending[1], OutcomeState.SUPPRESSED, "failed")
         elif self._current is not None and client.id not in self._current.deliveries:
-            self._add(self._current, client, State.SUPPRESSED, "failed")
+            self._add(self._current, client, OutcomeState.SUPPRESSED, "failed")
 
     # Fetches
 
@@ -429,7 +429,7 @@ class Record(Observer):
             delivery = change.deliveries.get(client.id)
             if change.version.revision > revision or (delivery is None and not client.was_watching(change)):
                 continue
-            if delivery is not None and delivery.state is not State.TOLD:
+            if delivery is not None and delivery.state is not OutcomeState.TOLD:
                 continue
             if now - (change.published if delivery is None else delivery.time) <= FETCH_TIMEOUT:
                 change.fetched += 1
@@ -446,8 +446,8 @@ class Record(Observer):
     # Parts
 
     def _add(
-        self, change: PublishedChange, client: RecordedClient, state: State, reason: str | None = None
-    ) -> Delivery:
+        self, change: PublishedChange, client: RecordedClient, state: OutcomeState, reason: str | None = None
+    ) -> ClientOutcome:
         """Record that the current publication was not told to a subscriber immediately."""
         client.count_offset -= 1
         if len(change.keys) == 1 and (watch := client.watches.get(change.topic)) is not None:
@@ -455,7 +455,7 @@ class Record(Observer):
             client.last = self._newer(client, self._keys[change.topic], watch, client.last)
         return self._store(change, client, state, reason)
 
-    def _add_late(self, change: PublishedChange, client: RecordedClient, state: State) -> Delivery:
+    def _add_late(self, change: PublishedChange, client: RecordedClient, state: OutcomeState) -> ClientOutcome:
         """Record the delivery of a change to a subscriber that may have subscribed after the publication."""
         if change is self._current or client.was_watching(change):
             return self._add(change, client, state)
@@ -463,10 +463,12 @@ class Record(Observer):
         change.unable += not client.can_fetch
         return self._store(change, client, state, None)
 
-    def _store(self, change: PublishedChange, client: RecordedClient, state: State, reason: str | None) -> Delivery:
-        delivery = change.deliveries[client.id] = Delivery(state, reason, self._now())
+    def _store(
+        self, change: PublishedChange, client: RecordedClient, state: OutcomeState, reason: str | None
+    ) -> ClientOutcome:
+        delivery = change.deliveries[client.id] = ClientOutcome(state, reason, self._now())
         change.counts[state] += 1
-        client.suppressed += state is State.SUPPRESSED
+        client.suppressed += state is OutcomeState.SUPPRESSED
         self._deliveries += 1
         if self._deliveries > _MAX_DELIVERIES:
             self._drop_deliveries()
@@ -478,15 +480,15 @@ class Record(Observer):
         self,
         change: PublishedChange,
         client: RecordedClient,
-        delivery: Delivery,
-        state: State,
+        delivery: ClientOutcome,
+        state: OutcomeState,
         reason: str | None = None,
     ) -> None:
         if delivery.state is state:
             return
         change.counts[delivery.state] -= 1
         change.counts[state] += 1
-        client.suppressed += (state is State.SUPPRESSED) - (delivery.state is State.SUPPRESSED)
+        client.suppressed += (state is OutcomeState.SUPPRESSED) - (delivery.state is OutcomeState.SUPPRESSED)
         delivery.state, delivery.reason, delivery.time = state, reason, self._now()
         self._touch(change)
         self._touch_client(client)

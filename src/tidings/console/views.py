@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from mcp.shared.exceptions import MCPError
 
-from tidings.console.change import FETCH_TIMEOUT, PublishedChange, State
+from tidings.console.change import FETCH_TIMEOUT, OutcomeState, PublishedChange
 from tidings.console.client import RecordedClient
 from tidings.console.record import Record
 from tidings.console.samples import Sample, Samples, percentile
@@ -221,10 +221,10 @@ class Views:
         return {
             "id": change.id,
             "told": change.told,
-            "pending": change.counts[State.PENDING],
-            "suppressed": change.counts[State.SUPPRESSED],
-            "superseded": change.counts[State.SUPERSEDED],
-            "closed": change.counts[State.CLOSED],
+            "pending": change.counts[OutcomeState.PENDING],
+            "suppressed": change.counts[OutcomeState.SUPPRESSED],
+            "superseded": change.counts[OutcomeState.SUPERSEDED],
+            "closed": change.counts[OutcomeState.CLOSED],
             "fetched": change.fetched,
             "notFetched": change.not_fetched(self._hub.catalog.now()),
             "latency": {"p50": median, "max": change.max_latency} if change.told else {"p50": None, "max": None},
@@ -262,7 +262,7 @@ class Views:
                 continue
             if len(found) >= _MAX_DELIVERIES:
                 return found, False
-            state = State.TOLD if delivery is None else delivery.state
+            state = OutcomeState.TOLD if delivery is None else delivery.state
             told_at = change.published if delivery is None else delivery.time
             fetched, after = self._fetch_of(client, change, state, told_at)
             found.append(
@@ -280,10 +280,10 @@ class Views:
         return found, len(found) >= change.reached
 
     def _fetch_of(
-        self, client: RecordedClient, change: PublishedChange, state: State, told_at: float
+        self, client: RecordedClient, change: PublishedChange, state: OutcomeState, told_at: float
     ) -> tuple[str, float | None]:
         """Return whether a client fetched a change, and how many seconds after the notification."""
-        if state is not State.TOLD or not client.can_fetch:
+        if state is not OutcomeState.TOLD or not client.can_fetch:
             return "not applicable", None
         fetched_at, is_known = client.first_fetch(change)
         if not is_known:
@@ -382,7 +382,7 @@ class Views:
             delivery = change.deliveries.get(client.id)
             if delivery is None and not client.was_watching(change):
                 continue
-            if delivery is None or delivery.state is State.TOLD:
+            if delivery is None or delivery.state is OutcomeState.TOLD:
                 time, latency = (
                     (change.published, change.latency) if delivery is None else (delivery.time, delivery.latency)
                 )

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from tidings.core.counts import SuppressionReason, batches
 from tidings.core.index import WatchedUris, WatchIndex
-from tidings.core.mailbox import NEVER, Entry, Mailbox
+from tidings.core.mailbox import NEVER, Mailbox, MailboxEntry
 from tidings.core.model import UNKNOWN_REVISION, Change, Feature, Notification, Reason, Topic, Version
 from tidings.core.notifications import by_topic
 from tidings.core.subscriber import Busy, Subscriber
@@ -206,7 +206,7 @@ class Delivery:
         lock."""
         watched = self._index.watched(subscriber.uris or {}, subscriber.is_authorized)
         for topic, version in told.items():
-            if subscriber.mailbox and not subscriber.mailbox.has_room(topic, subscriber.policy):
+            if subscriber.mailbox and not subscriber.mailbox.has_room(topic, subscriber.settings):
                 # Otherwise a subscriber that missed much would be closed at each return.
                 self.deliver_due(subscriber, now)
             if subscriber.is_closed:
@@ -214,7 +214,7 @@ class Delivery:
             if not _watches(subscriber, topic, watched):
                 continue
             mailbox = subscriber.mailbox = subscriber.mailbox or Mailbox()
-            if not mailbox.has_room(topic, subscriber.policy):
+            if not mailbox.has_room(topic, subscriber.settings):
                 self._overflow(subscriber, mailbox)
                 return
             published, current = self._notifications.version(topic), self._catalog.version(topic)
@@ -224,7 +224,7 @@ class Delivery:
                 mailbox.mark_current(topic, published)
             else:
                 missed = self._notifications.since_version(topic, version)
-                mailbox.add_missed(missed, version, subscriber.policy, now)
+                mailbox.add_missed(missed, version, subscriber.settings, now)
         subscriber.update_is_direct()
 
     def drop_unwatched(self, subscriber: Subscriber) -> None:
@@ -248,11 +248,11 @@ class Delivery:
         mailbox, topic = subscriber.mailbox, notification.topic
         if mailbox is None:
             mailbox = subscriber.mailbox = Mailbox()
-        elif not mailbox.has_room(topic, subscriber.policy):
+        elif not mailbox.has_room(topic, subscriber.settings):
             self._overflow(subscriber, mailbox)
             return
         was_pending = mailbox.is_pending(topic)
-        due = mailbox.add(notification, previous, subscriber.policy, subscriber.filter, now)
+        due = mailbox.add(notification, previous, subscriber.settings, subscriber.filter, now)
         self.observers.queued(subscriber, notification, due, was_pending=was_pending)
         if not subscriber.is_ready:
             return
@@ -266,7 +266,7 @@ class Delivery:
         pending = subscriber.pending + 1
         if merges:
             refetch = self._notifications.since_revision(Feature.RESOURCES, UNKNOWN_REVISION)
-            mailbox.merge_contents(refetch, subscriber.policy, self._clock())
+            mailbox.merge_contents(refetch, subscriber.settings, self._clock())
         self.observers.overflowed(subscriber, pending - subscriber.pending, is_closed=not merges)
         if not merges:
             self._hub.close(subscriber, Reason.OVERFLOW)
@@ -300,7 +300,9 @@ class Delivery:
             self.set_timer(subscriber, min(subscriber.expiries.values()))
         subscriber.update_is_direct()
 
-    def _deliver_entry(self, subscriber: Subscriber, mailbox: Mailbox, topic: Topic, entry: Entry, now: float) -> None:
+    def _deliver_entry(
+        self, subscriber: Subscriber, mailbox: Mailbox, topic: Topic, entry: MailboxEntry, now: float
+    ) -> None:
         notification = self._notifications.of_entry(topic, entry, subscriber.filter)
         if isinstance(notification, SuppressionReason):
             self.counts.suppress(notification)
@@ -308,7 +310,7 @@ class Delivery:
             mailbox.suppress(topic, entry, now)
             return
         # Before the delivery, because `deliver` may call the hub.
-        mailbox.mark_told(topic, entry, subscriber.policy, now)
+        mailbox.mark_told(topic, entry, subscriber.settings, now)
         tracer = self._hub.tracer
         try:
             entered = tracer.enter(notification)

@@ -108,7 +108,7 @@ class EventLog(Observer):
             return
         elif filter and isinstance(topic, Feature) and not any(map(filter.passes, notification.changes)):
             counts.suppress(SuppressionReason.FILTERED)
-        elif subscriber.is_ready and subscriber.policy.has_delays:
+        elif subscriber.is_ready and subscriber.settings.has_delays:
             counts.suppress(SuppressionReason.RATE)
         else:
             counts.coalesced += 1

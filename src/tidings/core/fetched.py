@@ -44,7 +44,6 @@ class FetchedVersions:
         """Record that the server prepares a response with this topic."""
         with self._lock:
             self._in_progress.setdefault(topic, []).append(revision)
-            self._observer.fetch_started(topic, revision)
 
     def end_fetch(self, topic: Topic, revision: int) -> None:
         """Record that the response is complete, or that there will be none."""
@@ -53,7 +52,6 @@ class FetchedVersions:
             revisions.remove(revision)
             if not revisions:
                 del self._in_progress[topic]
-            self._observer.fetch_ended(topic, revision)
 
     def record(self, topic: Topic, version: Version) -> None:
         """Record that a client fetched this version, or, with an empty digest, any version up to its revision."""

@@ -18,6 +18,7 @@ from tidings.core.catalog import Catalog
 from tidings.core.counts import Counts
 from tidings.core.cursor import Cursor
 from tidings.core.delivery import Delivery
+from tidings.core.delivery_settings import DeliverySettings
 from tidings.core.event_log import EventLog
 from tidings.core.filters import Filter
 from tidings.core.index import WatchIndex, check_limit
@@ -55,6 +56,8 @@ class Hub:
         another `publisher` afterwards."""
         self.catalog = catalog
         self.policy = policy or catalog.policy
+        self.settings = self.policy.delivery
+        """Those of the subscribers without settings of their own."""
         self.counts = Counts()
         self.log = EventLog(self.counts)
         self.observers = Observers(self.log)
@@ -87,17 +90,17 @@ class Hub:
         *,
         label: str = "",
         kind: ConnectionKind = LOCAL,
-        policy: Policy | None = None,
+        settings: DeliverySettings | None = None,
         filter: Filter | None = None,
         is_muted: IsMuted | None = None,
         on_close: OnClose | None = None,
     ) -> Subscriber:
-        """Return a new subscriber that watches nothing yet."""
+        """Return a new subscriber that watches nothing yet. `settings` are those of a `Policy(…).delivery`."""
         with self._lock:
             subscriber = Subscriber(
                 self,
                 deliver,
-                policy or self.policy,
+                settings or self.settings,
                 label=label,
                 kind=kind,
                 filter=filter,
@@ -132,7 +135,7 @@ class Hub:
         with self.delivery:
             # Check everything before anything is changed.
             known = self._find(subscriber)
-            check_limit(known.policy if known else options.get("policy") or self.policy, known, requested_uris)
+            check_limit(self.policy, known, requested_uris)
             known_matches = matches or {}
             matches = {
                 uri: known_matches.get(uri) or self.index.compile_pattern(uri)

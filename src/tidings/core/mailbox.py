@@ -15,12 +15,12 @@ import math
 from collections.abc import Callable
 from typing import TypeAlias
 
+from tidings.core.delivery_settings import DeliverySettings
 from tidings.core.filters import Filter
 from tidings.core.model import UNKNOWN_REVISION, Feature, Notification, Priority, Topic, Version
 from tidings.core.redact import topic_name
-from tidings.policy import Policy
 
-__all__ = ["NEVER", "Entry", "IsMuted", "Mailbox", "is_topic_muted"]
+__all__ = ["NEVER", "IsMuted", "Mailbox", "MailboxEntry", "is_topic_muted"]
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ NEVER = math.inf
 IsMuted: TypeAlias = Callable[[Topic], bool]
 
 
-class Entry:
+class MailboxEntry:
     """One topic of which the subscriber may not know the newest version."""
 
     __slots__ = ("awaited_revision", "due", "latest", "not_before", "notification", "pending_since", "since", "told")
@@ -69,15 +69,15 @@ class Mailbox:
     __slots__ = ("_queues", "entries")
 
     def __init__(self) -> None:
-        self.entries: dict[Topic, Entry] = {}
-        self._queues: dict[Priority, dict[Topic, Entry]] = {}
+        self.entries: dict[Topic, MailboxEntry] = {}
+        self._queues: dict[Priority, dict[Topic, MailboxEntry]] = {}
         """The pending entries. A topic that changes again keeps its place."""
 
     def add(
         self,
         notification: Notification,
         previous: Version,
-        policy: Policy,
+        settings: DeliverySettings,
         filter: Filter | None,
         now: float,
     ) -> float:
@@ -85,7 +85,7 @@ class Mailbox:
         topic = notification.topic
         entry = self.entries.get(topic)
         if entry is None:
-            entry = self.entries[topic] = Entry(previous, previous.revision, notification.version)
+            entry = self.entries[topic] = MailboxEntry(previous, previous.revision, notification.version)
         elif entry.is_up_to_date:
             entry.told, entry.since = previous, previous.revision
         entry.latest = notification.version
@@ -106,33 +106,35 @@ class Mailbox:
         ):
             self.suppress(topic, entry, now)
             return NEVER
-        return self._schedule(topic, entry, policy, now)
+        return self._schedule(topic, entry, settings, now)
 
-    def add_missed(self, notification: Notification, told: Version | None, policy: Policy, now: float) -> None:
+    def add_missed(
+        self, notification: Notification, told: Version | None, settings: DeliverySettings, now: float
+    ) -> None:
         """Add a topic that a returning subscriber has missed. Only the minimal interval delays it."""
         topic = notification.topic
         before = self.entries.get(topic)
-        entry = Entry(told, notification.since, notification.version)
+        entry = MailboxEntry(told, notification.since, notification.version)
         if before is not None:
             self.drop(topic)
             entry.not_before = before.not_before
         self.entries[topic] = entry
         if not isinstance(topic, Feature):
             entry.notification = notification
-        is_urgent = self._queue(topic, entry, policy, now) is Priority.URGENT
+        is_urgent = self._queue(topic, entry, settings, now) is Priority.URGENT
         entry.due = now if is_urgent else max(now, entry.not_before)
 
     def wait_for_revision(self, topic: Topic, told: Version, revision: int) -> None:
         """Ignore the changes before a revision, because the subscriber knows a version that is not published yet."""
         self.drop(topic)
-        entry = self.entries[topic] = Entry(told, told.revision, told)
+        entry = self.entries[topic] = MailboxEntry(told, told.revision, told)
         entry.awaited_revision = revision
 
-    def merge_contents(self, notification: Notification, policy: Policy, now: float) -> None:
+    def merge_contents(self, notification: Notification, settings: DeliverySettings, now: float) -> None:
         """Replace all pending contents by one notification of the list of resources."""
         for topic in [topic for topic in self.entries if not isinstance(topic, Feature)]:
             self.drop(topic)
-        self.add_missed(notification, None, policy, now)
+        self.add_missed(notification, None, settings, now)
 
     def mark_current(self, topic: Topic, version: Version) -> None:
         """Record that the subscriber has this version."""
@@ -140,7 +142,7 @@ class Mailbox:
         if entry is not None:
             entry.told = version
 
-    def take(self, now: float, is_muted: IsMuted | None) -> tuple[Topic, Entry] | None:
+    def take(self, now: float, is_muted: IsMuted | None) -> tuple[Topic, MailboxEntry] | None:
         """Return the next topic that is due. The caller then calls `mark_told` or `suppress`."""
         for priority in sorted(self._queues):
             for topic, entry in self._queues[priority].items():
@@ -150,14 +152,14 @@ class Mailbox:
                     return topic, entry
         return None
 
-    def mark_told(self, topic: Topic, entry: Entry, policy: Policy, now: float) -> None:
+    def mark_told(self, topic: Topic, entry: MailboxEntry, settings: DeliverySettings, now: float) -> None:
         """Drop a topic whose latest version was delivered, or keep it until its minimal interval is over."""
-        if policy.min_interval > 0:
-            entry.told, entry.not_before = entry.latest, now + policy.min_interval
+        if settings.min_interval > 0:
+            entry.told, entry.not_before = entry.latest, now + settings.min_interval
         else:
             del self.entries[topic]
 
-    def suppress(self, topic: Topic, entry: Entry, now: float) -> None:
+    def suppress(self, topic: Topic, entry: MailboxEntry, now: float) -> None:
         """Skip the changes so far without a notification. `told` stays the same, and only later changes count."""
         entry.since = entry.latest.revision
         if entry.is_up_to_date and entry.not_before <= now:
@@ -168,9 +170,9 @@ class Mailbox:
         for entry in self.entries.values():
             entry.pending_since = max(entry.pending_since, now)
 
-    def has_room(self, topic: Topic, policy: Policy) -> bool:
+    def has_room(self, topic: Topic, settings: DeliverySettings) -> bool:
         """Return whether a topic can be added. If needed, drop an entry that only the minimal interval keeps."""
-        if topic in self.entries or len(self.entries) < policy.max_pending:
+        if topic in self.entries or len(self.entries) < settings.max_pending:
             return True
         kept = next((topic for topic, entry in self.entries.items() if entry.is_up_to_date), None)
         if kept is not None:
@@ -210,19 +212,19 @@ class Mailbox:
                     soonest = min(soonest, entry.not_before)
         return soonest
 
-    def _schedule(self, topic: Topic, entry: Entry, policy: Policy, now: float) -> float:
-        if self._queue(topic, entry, policy, now) is Priority.URGENT:
+    def _schedule(self, topic: Topic, entry: MailboxEntry, settings: DeliverySettings, now: float) -> float:
+        if self._queue(topic, entry, settings, now) is Priority.URGENT:
             entry.due = now
-        elif policy.quiet_gap:
-            due = min(now + policy.quiet_gap, entry.pending_since + policy.longest_wait)
+        elif settings.quiet_gap:
+            due = min(now + settings.quiet_gap, entry.pending_since + settings.longest_wait)
             entry.due = max(due, entry.not_before)
         else:
             # From the oldest change: without a gap, further changes must not postpone the delivery.
             entry.due = max(entry.pending_since, entry.not_before)
         return entry.due
 
-    def _queue(self, topic: Topic, entry: Entry, policy: Policy, now: float) -> Priority:
-        priority = policy.priority(topic)
+    def _queue(self, topic: Topic, entry: MailboxEntry, settings: DeliverySettings, now: float) -> Priority:
+        priority = settings.priority(topic)
         self._queues.setdefault(priority, {})[topic] = entry
         entry.pending_since = min(entry.pending_since, now) if entry.due != NEVER else now
         return priority

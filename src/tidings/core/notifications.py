@@ -15,7 +15,7 @@ from tidings.core.counts import SuppressionReason
 from tidings.core.fetched import FetchedVersions
 from tidings.core.filters import Filter
 from tidings.core.journal import Journal, net_changes
-from tidings.core.mailbox import Entry
+from tidings.core.mailbox import MailboxEntry
 from tidings.core.model import UNKNOWN_REVISION, Change, Feature, Notification, Topic, Version
 from tidings.core.observer import Observer
 from tidings.policy import Policy
@@ -117,7 +117,7 @@ class Notifications:
                 cache[revision, filter] = notification
         return notification
 
-    def of_entry(self, topic: Topic, entry: Entry, filter: Filter | None) -> Notification | SuppressionReason:
+    def of_entry(self, topic: Topic, entry: MailboxEntry, filter: Filter | None) -> Notification | SuppressionReason:
         """Return the notification for an entry of a mailbox, or the reason for which there is none."""
         told, latest = entry.told, entry.latest
         if told and entry.is_told_current and not self.fetched.may_differ(topic, latest, told.revision):

@@ -77,11 +77,8 @@ class Observer:
     def failed(self, subscriber: Subscriber, notification: Notification, error: BaseException) -> None:
         """Called if `deliver` raised."""
 
-    def fetch_started(self, topic: Topic, revision: int) -> None: ...
-
-    def fetched(self, topic: Topic, version: Version) -> None: ...
-
-    def fetch_ended(self, topic: Topic, revision: int) -> None: ...
+    def fetched(self, topic: Topic, version: Version) -> None:
+        """Called when a client fetched a version, for the checks of the promises."""
 
 
 class Observers(Observer):
@@ -153,17 +150,9 @@ class Observers(Observer):
         for observer in self._observers:
             observer.failed(subscriber, notification, error)
 
-    def fetch_started(self, topic: Topic, revision: int) -> None:
-        for observer in self._observers:
-            observer.fetch_started(topic, revision)
-
     def fetched(self, topic: Topic, version: Version) -> None:
         for observer in self._observers:
             observer.fetched(topic, version)
-
-    def fetch_ended(self, topic: Topic, revision: int) -> None:
-        for observer in self._observers:
-            observer.fetch_ended(topic, revision)
 
 
 def subscribers_and_topics(ended: list[tuple[Subscriber, Topic]]) -> tuple[list[Subscriber], list[Topic]]:

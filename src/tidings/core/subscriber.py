@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable
 from enum import Enum
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
+from tidings.core.delivery_settings import DeliverySettings
 from tidings.core.filters import Filter
 from tidings.core.mailbox import IsMuted, Mailbox
 from tidings.core.model import Feature, Notification, Reason, Topic
 from tidings.core.redact import MAX_LABEL, one_line, topic_name
-from tidings.policy import Policy
 
 if TYPE_CHECKING:
     from tidings.core.hub import Hub
@@ -55,7 +55,7 @@ UNCONFIRMED: Final = Busy(is_told=False)
 """The same for a subscriber that learns later whether the notification has arrived, and counts it then."""
 
 
-class State(Enum):
+class SubscriberState(Enum):
     READY = "ready"
     """It accepts notifications."""
     BUSY = "busy"
@@ -103,7 +103,7 @@ class Subscriber:
         "mailbox",
         "merges_on_overflow",
         "on_close",
-        "policy",
+        "settings",
         "state",
         "timer",
         "uris",
@@ -113,7 +113,7 @@ class Subscriber:
         self,
         hub: Hub,
         deliver: Deliver,
-        policy: Policy,
+        settings: DeliverySettings,
         *,
         label: str,
         kind: ConnectionKind,
@@ -123,7 +123,7 @@ class Subscriber:
     ) -> None:
         self.hub = hub
         self.deliver = deliver
-        self.policy = policy
+        self.settings = settings
         self.label = one_line(label, MAX_LABEL)
         """Its name in logs and traces. Never a secret such as a session id."""
         self.kind = kind
@@ -145,7 +145,7 @@ class Subscriber:
         self.mailbox: Mailbox | None = None
         """None while it has been told the newest version of everything that it watches."""
         self.timer: Timer | None = None
-        self.state = State.READY
+        self.state = SubscriberState.READY
         self._before_delivery: tuple[Callable[[Notification], None], ...] = ()
         self.is_direct = True
         """Whether a change can be passed to `deliver` without looking at anything else. This is cached, because it is
@@ -154,17 +154,20 @@ class Subscriber:
 
     @property
     def is_ready(self) -> bool:
-        return self.state is State.READY
+        return self.state is SubscriberState.READY
 
     @property
     def is_closed(self) -> bool:
-        return self.state is State.CLOSED
+        return self.state is SubscriberState.CLOSED
 
     @property
     def bypasses_mailbox(self) -> bool:
         """Whether a change that passes its filter can be delivered immediately."""
         return (
-            self.state is State.READY and self.mailbox is None and self.is_muted is None and not self.policy.has_delays
+            self.state is SubscriberState.READY
+            and self.mailbox is None
+            and self.is_muted is None
+            and not self.settings.has_delays
         )
 
     def update_is_direct(self) -> None:
@@ -183,17 +186,17 @@ class Subscriber:
 
     def pause(self) -> None:
         """Deliver nothing until `hub.wake(subscriber)`."""
-        if self.state is State.READY:
-            self.state = State.BUSY
+        if self.state is SubscriberState.READY:
+            self.state = SubscriberState.BUSY
             self.is_direct = False
 
     def mark_ready(self) -> None:
         """End a pause without delivering anything. Only `hub.wake(subscriber)` delivers what is pending."""
-        if self.state is State.BUSY:
-            self.state = State.READY
+        if self.state is SubscriberState.BUSY:
+            self.state = SubscriberState.READY
 
     def mark_closed(self) -> None:
-        self.state = State.CLOSED
+        self.state = SubscriberState.CLOSED
         self.is_direct = False
         self.mailbox = None
         self.expiries = None

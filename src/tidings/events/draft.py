@@ -26,15 +26,14 @@ __all__ = [
     "SUBSCRIBE",
     "SUBSCRIPTION_HEADER",
     "UNSUBSCRIBE",
-    "Delivery",
     "DeliveryStatus",
+    "DeliveryTarget",
     "Event",
     "ListParams",
     "Reason",
     "SubscribeParams",
     "UnsubscribeParams",
     "callback_failed",
-    "canonical",
     "encode_event",
     "encode_termination",
     "encode_verification",
@@ -42,6 +41,7 @@ __all__ = [
     "find_challenge",
     "forbidden",
     "invalid",
+    "normalized_json",
     "not_found",
     "subscribed",
     "subscription_id",
@@ -73,7 +73,7 @@ class ListParams(msgspec.Struct):
     cursor: str | None = None
 
 
-class Delivery(msgspec.Struct):
+class DeliveryTarget(msgspec.Struct):
     url: str
     mode: str = "webhook"
     secret: str | None = None
@@ -81,7 +81,7 @@ class Delivery(msgspec.Struct):
 
 class UnsubscribeParams(msgspec.Struct):
     name: str
-    delivery: Delivery
+    delivery: DeliveryTarget
     arguments: dict[str, Any] | None = None
 
 
@@ -92,7 +92,7 @@ class SubscribeParams(UnsubscribeParams, rename="camel"):
     """None requests a subscription that does not expire."""
 
 
-def canonical(value: Any) -> str:
+def normalized_json(value: Any) -> str:
     """Return the canonical JSON of a value: with sorted members, and 1.0 as 1.
 
     Raise `TidingsError` for a value that can't be encoded, such as a text with an unpaired surrogate.
@@ -113,7 +113,7 @@ def _normalized(value: Any) -> Any:
 
 def subscription_id(owner: object, url: str, name: str, arguments: Mapping[str, Any]) -> str:
     """Return the id of a subscription, derived from its key: principal, URL, event name and arguments."""
-    return f"sub_{hashlib.sha256(canonical([owner, url, name, arguments]).encode()).hexdigest()[:32]}"
+    return f"sub_{hashlib.sha256(normalized_json([owner, url, name, arguments]).encode()).hexdigest()[:32]}"
 
 
 # Results

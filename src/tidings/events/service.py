@@ -189,14 +189,14 @@ class _Watchers:
         with self._lock:
             by_names = self._ids.setdefault(event.name, {})
             names = tuple(sorted(event.arguments))
-            by_names.setdefault(names, {}).setdefault(draft.canonical(event.arguments), set()).add(record.name)
+            by_names.setdefault(names, {}).setdefault(draft.normalized_json(event.arguments), set()).add(record.name)
 
     def remove(self, record: DurableSubscription) -> None:
         if (event := record.event) is None:
             return
         with self._lock:
             by_names = self._ids.get(event.name, {})
-            names, values = tuple(sorted(event.arguments)), draft.canonical(event.arguments)
+            names, values = tuple(sorted(event.arguments)), draft.normalized_json(event.arguments)
             ids = by_names.get(names, {}).get(values, set())
             ids.discard(record.name)
             if names in by_names and not ids:
@@ -210,14 +210,14 @@ class _Watchers:
         assert event is not None
         with self._lock:
             by_values = self._ids.get(event.name, {}).get(tuple(sorted(event.arguments)), {})
-            return draft.canonical(event.arguments) in by_values
+            return draft.normalized_json(event.arguments) in by_values
 
     def find(self, name: str, values: Mapping[str, Any]) -> list[str]:
         """Return the subscriptions of an event whose arguments all equal the members of `values`."""
         with self._lock:
             by_names = self._ids.get(name, {})
             matching = (
-                by_values.get(draft.canonical({each: values[each] for each in names}), ())
+                by_values.get(draft.normalized_json({each: values[each] for each in names}), ())
                 for names, by_values in by_names.items()
                 if all(each in values for each in names)
             )
@@ -226,4 +226,4 @@ class _Watchers:
 
 def _key(record: DurableSubscription) -> tuple[str, str]:
     assert record.event is not None
-    return record.event.name, draft.canonical(record.event.arguments)
+    return record.event.name, draft.normalized_json(record.event.arguments)

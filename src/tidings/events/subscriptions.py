@@ -111,7 +111,7 @@ class EventSubscriptions:
         check_secret(secret)
         self._deliveries.check_url(url)
         expires_in = self._grant_ttl(params.ttl_ms)
-        if len(draft.canonical(arguments)) > _MAX_ARGUMENTS:
+        if len(draft.normalized_json(arguments)) > _MAX_ARGUMENTS:
             raise TidingsError(f"the arguments have more than {_MAX_ARGUMENTS} characters of JSON")
         check(arguments, event.arguments, f"the arguments of {event.name}")
         granted = await self._grant(principal, event, arguments)

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from tidings.core.filters import Terms
 from tidings.core.frames import DURABLE_KEY, EXTENSION, FILTER_KEY, RESUME_KEY, FrameFormat
+from tidings.core.hub import Hub
 from tidings.policy import Policy
 
 __all__ = ["ABSENT", "ListenOptions"]
@@ -25,7 +26,7 @@ _NO_TERMS = Terms()
 class ListenOptions:
     """The options of one client, as far as this server grants them."""
 
-    __slots__ = ("_requested_terms", "durable", "filter", "has_terms", "is_extended", "policy", "resume", "terms")
+    __slots__ = ("_requested_terms", "durable", "filter", "has_terms", "is_extended", "resume", "settings", "terms")
 
     def __init__(self, meta: object, capabilities: object) -> None:
         """`meta` and `capabilities` are the client's: any JSON value."""
@@ -38,8 +39,8 @@ class ListenOptions:
         self.durable = given.get(DURABLE_KEY, settings.get("durable", ABSENT))
         self._requested_terms = given.get(FILTER_KEY, settings.get("filter", ABSENT))
 
-    def grant(self, policy: Policy, bounds: Terms | None, remembered: Mapping[str, Any]) -> None:
-        """Set `terms`, `filter` and `policy` of the subscription.
+    def grant(self, hub: Hub, bounds: Terms | None, remembered: Mapping[str, Any]) -> None:
+        """Set `terms`, `filter` and `settings` of the subscription.
 
         `bounds` are the terms that the server sets for this caller. `remembered` are those of the client's durable
         subscription: they count if the client gives none this time."""
@@ -48,15 +49,16 @@ class ListenOptions:
             requested = remembered
         self.has_terms = requested is not ABSENT or bounds is not None
         if not self.has_terms:
-            self.terms, self.filter, self.policy = _NO_TERMS, None, policy
+            self.terms, self.filter, self.settings = _NO_TERMS, None, hub.settings
             return
+        policy = hub.policy
         self.terms = Terms.parse(requested, policy)
         self.filter = self.terms.filter
         if bounds is not None:
             # Both filters apply. No single list of patterns can express two lists of which both must match.
             self.filter = self.filter.narrowed(bounds.filter) if self.filter else bounds.filter
             self.terms = self.terms.within(bounds, policy)
-        self.policy = self.terms.policy(policy)
+        self.settings = self.terms.policy(policy).delivery
 
     @property
     def durable_name(self) -> str | None:
@@ -69,10 +71,16 @@ class ListenOptions:
         """Whether the client gave any option, and so reads the options in the acknowledgement."""
         return self.is_extended or self.has_terms or self.resume is not ABSENT or self.durable is not ABSENT
 
-    def frame_format(self, epoch: str, *, is_sse: bool = False, is_tagged: bool = False) -> FrameFormat:
-        policy, omits_items = self.policy, self.terms.detail in ("summary", "none")
+    def frame_format(self, policy: Policy, epoch: str, *, is_sse: bool = False, is_tagged: bool = False) -> FrameFormat:
+        omits_items = self.terms.detail in ("summary", "none")
         return FrameFormat(
-            policy.detail, policy.max_changes_per_frame, is_sse, is_tagged, self.is_extended, epoch, omits_items
+            self.terms.detail or policy.detail,
+            policy.max_changes_per_frame,
+            is_sse,
+            is_tagged,
+            self.is_extended,
+            epoch,
+            omits_items,
         )
 
 

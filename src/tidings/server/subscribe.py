@@ -187,7 +187,7 @@ class Subscriptions:
         self, meta: object, capabilities: object, principal: Principal | None, owner: Owner
     ) -> ListenOptions:
         options = ListenOptions(meta, capabilities)
-        options.grant(self.policy, self._terms_of(principal), self._remembered(options, owner).terms)
+        options.grant(self.hub, self._terms_of(principal), self._remembered(options, owner).terms)
         return options
 
     def _remembered(self, options: ListenOptions, owner: Owner) -> DurableSubscription:
@@ -262,7 +262,8 @@ class PreparedSubscription:
         self.slot = slot
 
     def frame_format(self, *, is_sse: bool = False, is_tagged: bool = False) -> FrameFormat:
-        return self.options.frame_format(self._subscriptions.epoch, is_sse=is_sse, is_tagged=is_tagged)
+        subscriptions = self._subscriptions
+        return self.options.frame_format(subscriptions.policy, subscriptions.epoch, is_sse=is_sse, is_tagged=is_tagged)
 
     def connect(self, end: Callable[[], None], terms: Mapping[str, Any] | None = None) -> None:
         """Take over the durable subscription that the client names, if it names one.
@@ -342,7 +343,7 @@ class PreparedSubscription:
             deliver,
             label=label,
             kind=kind,
-            policy=options.policy,
+            settings=options.settings,
             filter=options.filter,
             is_muted=is_muted,
             on_close=on_close,
@@ -444,7 +445,7 @@ class PreparedSubscription:
             topics,
             self.is_authorized,
             matches=self.granted.matches,
-            priorities=len(self.options.policy.priorities),
+            priorities=len(self.options.settings.priorities),
         )
 
     def _resume_uri(self, subscriber: Subscriber, uri: str) -> Resumed:

@@ -340,7 +340,7 @@ class _WebhookDelivery:
     def _succeed(self, notification: Notification) -> None:
         self._task = None
         # A delay by its own rate limit does not count as latency.
-        has_delays = self._subscriber is not None and self._subscriber.policy.has_delays
+        has_delays = self._subscriber is not None and self._subscriber.settings.has_delays
         start = self._delivered_at if has_delays or not notification.changes else notification.changes[-1].time
         seconds = self._now() - start
         self._hub.counts.add_sent(notification.topic, seconds)

@@ -88,7 +88,7 @@ class Machine(MachineBase):
         subscriber = reader.subscriber if reader else None
         too_many = [f"c://{each}" for each in range(MAX_URIS + 1)]
         if subscriber is None or subscriber.is_closed:
-            subscribe = partial(self.hub.subscribe, lambda _: None, policy=Policy(max_uris=MAX_URIS))
+            subscribe = partial(self.hub.subscribe, lambda _: None)
         else:
             subscribe = partial(self.hub.subscribe, subscriber)
         with pytest.raises(LimitReached):
@@ -249,7 +249,7 @@ class Machine(MachineBase):
         if self.backlog:
             return
         slow = [reader for reader in self.readers if reader.is_busy or reader.muted or reader.is_guard_broken]
-        excused = {*slow, *(reader for reader in self.readers if reader.policy.has_delays)}
+        excused = {*slow, *(reader for reader in self.readers if reader.policy.delivery.has_delays)}
         others = [
             Closed(self.recorder.name(reader.subscriber))
             for reader in excused

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize
 
 from tests.support.promises.recorder import Recorder
-from tests.support.promises.strategies import OTHER_EPOCH, URIS, Plan, Subscription
+from tests.support.promises.strategies import MAX_URIS, OTHER_EPOCH, URIS, Plan, Subscription
 from tests.support.readers import Clock
 from tidings import (
     BUSY,
@@ -53,8 +53,13 @@ class Reader:
         self.lists: dict[Feature, dict[str, bytes] | None] = {}
         """The copy of each list from its notifications; None if it is unknown."""
         self.closed: Reason | None = None
-        options: dict[str, Any] = {"label": kind, "policy": policy, "filter": filter, "on_close": self.on_close}
-        if filter is not None or policy.has_delays or kind == "guarded":  # the others have no options
+        options: dict[str, Any] = {
+            "label": kind,
+            "settings": policy.delivery,
+            "filter": filter,
+            "on_close": self.on_close,
+        }
+        if filter is not None or policy.delivery.has_delays or kind == "guarded":  # the others have no options
             options["is_muted"] = self.is_muted
         self.options = options
         if kind == "open":
@@ -126,7 +131,7 @@ class MachineBase(RuleBasedStateMachine):
     )
     def begin(self, journal: int, age: float, subresources: bool, follows: bool, has_updating_hook: bool) -> None:
         self.clock = Clock()
-        policy = Policy(journal_changes=journal, journal_age=age, subresources=subresources)
+        policy = Policy(max_uris=MAX_URIS, journal_changes=journal, journal_age=age, subresources=subresources)
         self.catalog = Catalog(policy, clock=self.clock)
         self.readers: list[Reader] = []
         self.faults: list[str] = []

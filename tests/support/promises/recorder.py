@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 
 from tests.support.promises.history import (
@@ -34,7 +35,8 @@ class Recorder(Observer):
     def __init__(self, hub: Hub, history: History | None = None) -> None:
         self.history = History() if history is None else history
         self._hub = hub
-        self._record = self.history.record
+        self._fetches: Counter[tuple[Topic, int]] = Counter()
+        """The fetches in progress when the last event was recorded."""
         self._names: dict[Subscriber, str] = {}
         self._muted: dict[Subscriber, set[Topic]] = {}
         """The muted topics of each open subscriber."""
@@ -52,20 +54,20 @@ class Recorder(Observer):
         for subscriber in self._hub:
             self.opened(subscriber)
             self.subscribed(subscriber, subscriber.watched, {})
-        for topic, revision in self._hub.notifications.fetched.in_progress():
-            self.fetch_started(topic, revision)
+        self._record_fetches()
 
     def name(self, subscriber: Subscriber) -> str:
         """Return the name of a subscriber in the history."""
         return self._names[subscriber]
 
     def look(self) -> None:
-        """Record the state that causes no event: muted topics, and the size of each mailbox."""
+        """Record the state that causes no event: fetches, muted topics, and the size of each mailbox."""
         with self._hub.catalog.lock:
+            self._record_fetches()
             for subscriber in self._muted:
                 for topic in self._topics:
                     self._record_muting(subscriber, topic)
-                size, limit = subscriber.mailbox_size, subscriber.policy.max_pending
+                size, limit = subscriber.mailbox_size, subscriber.settings.max_pending
                 self._record(MailboxSize(self._names[subscriber], size, limit))
 
     def _record_muting(self, subscriber: Subscriber, topic: Topic) -> None:
@@ -119,11 +121,17 @@ class Recorder(Observer):
         changes = tuple((change.operation, change.key) for change in notification.changes)
         self._record(Told(name, topic, notification.version, changes, notification.complete))
 
-    def fetch_started(self, topic: Topic, revision: int) -> None:
-        self._record(FetchStarted(topic, revision))
-
     def fetched(self, topic: Topic, version: Version) -> None:
         self._record(Fetched(topic, version))
 
-    def fetch_ended(self, topic: Topic, revision: int) -> None:
-        self._record(FetchEnded(topic, revision))
+    def _record(self, event: Event) -> None:
+        self._record_fetches()
+        self.history.record(event)
+
+    def _record_fetches(self) -> None:
+        """Record the fetches that have started or ended since the last event."""
+        before, self._fetches = self._fetches, Counter(self._hub.notifications.fetched.in_progress())
+        for topic, revision in (self._fetches - before).elements():
+            self.history.record(FetchStarted(topic, revision))
+        for topic, revision in (before - self._fetches).elements():
+            self.history.record(FetchEnded(topic, revision))

@@ -120,7 +120,6 @@ policies = st.builds(
     Policy,
     quiet_gap=st.sampled_from((0.0, 0.0, 0.5)),
     longest_wait=st.sampled_from((0.5, 1.0)),
-    max_uris=st.just(MAX_URIS),
     min_interval=st.sampled_from((0.0, 0.0, 1.0)),
     max_pending=st.sampled_from((1, 2, 4, 10_000)),
     priorities=st.lists(st.tuples(st.sampled_from((*URIS, *PATTERNS)), st.sampled_from(Priority)), max_size=2).map(
