@@ -13,8 +13,8 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from importlib import import_module
 from importlib.util import find_spec
-from pkgutil import resolve_name
 from types import FunctionType
 from typing import Any, Final, NamedTuple
 
@@ -89,7 +89,9 @@ def warn_of_missing_names(package: str, names: Names) -> None:
 def has_name(place: str, name: str) -> bool:
     """Return whether a module or class has an attribute, or the instances of the class have it."""
     try:
-        found: Any = resolve_name(place)
+        module, _, name_of_class = place.partition(":")
+        found: Any = import_module(module)
+        found = getattr(found, name_of_class) if name_of_class else found
     except (ImportError, AttributeError):
         return False
     if hasattr(found, name) or not isinstance(found, type):
