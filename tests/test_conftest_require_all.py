@@ -43,6 +43,7 @@ def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytes
     """An empty project with our conftest.py."""
     monkeypatch.delenv("TIDINGS_REQUIRE_ALL", raising=False)
     monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))  # conftest.py imports from tests.support
     pytester.makeconftest(Path(__file__).with_name("conftest.py").read_text(encoding="utf-8"))
     return pytester
 

@@ -1,4 +1,4 @@
-"""One contract for every store: a restart restores what was written, also after a kill."""
+"""One contract for every store: a restart restores what was written, also after a kill. Covers `rows.py`."""
 
 from __future__ import annotations
 

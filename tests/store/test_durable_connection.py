@@ -72,7 +72,7 @@ def test_notification_that_a_busy_client_read_later_counts_as_told(server: Store
 
 
 def test_pending_notification_is_not_told_yet(server: StoredServer) -> None:
-    client = Client(server, policy=Policy(min_interval=10))
+    client = Client(server, settings=Policy(min_interval=10).delivery)
     server.add_tools("a")
     server.add_tools("b")
     assert client.changes == [("added", "a")]

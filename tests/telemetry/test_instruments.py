@@ -104,7 +104,7 @@ def test_exception_in_one_metric_is_counted_logged_once_and_does_not_affect_the_
     # The first metric, which also records the latencies; one with a label; and one of the present state.
     monkeypatch.setattr(live.hub.counts, "changes", _Broken())
     monkeypatch.setattr(live.hub.counts, "sent", _Broken())
-    monkeypatch.setattr(live.hub.notifications, "journal", _Broken())
+    monkeypatch.setattr(live.hub, "journal", _Broken())
     broken = {"tidings.changes", "tidings.notifications.sent", "tidings.journal.size"}
     for _ in range(2):
         found = meters.read()

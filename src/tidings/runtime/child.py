@@ -23,14 +23,12 @@ from typing import IO, Any
 import anyio
 
 from tidings.errors import TidingsError
+from tidings.runtime.shutdown import GRACE
 from tidings.runtime.watchdog import watchdog
 
-__all__ = ["GRACE", "LINGER", "STDERR_TAIL", "CannotStart", "Child"]
+__all__ = ["LINGER", "STDERR_TAIL", "CannotStart", "Child"]
 
 logger = logging.getLogger(__name__)
-
-GRACE = 1.0
-"""Seconds between SIGTERM and SIGKILL: enough to remove a temporary file, and short for a user who cancelled."""
 
 LINGER = 0.1
 """Seconds that the group may still write after its leader has exited, as `tee` does in `exec > >(tee log)`."""

@@ -24,12 +24,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-from tidings.runtime.child import GRACE
-
 __all__ = [
     "ANSWER_REST",
     "END_STREAMS",
     "FINISH_CALLS",
+    "GRACE",
     "HTTP_DEADLINE",
     "SIGNALS",
     "STDIO_DEADLINE",
@@ -52,6 +51,10 @@ ANSWER_REST = 5.0
 """Seconds without any answer, after the input has ended, until a server on stdio gives up the calls that still run. A
 script that pipes its requests in gets the results of all but slow tools. A client that wants to end the server sooner
 sends SIGTERM, as the specification says."""
+
+GRACE = 1.0
+"""Seconds between SIGTERM and SIGKILL for a child process: enough to remove a temporary file, and short for a user who
+cancelled."""
 
 HTTP_DEADLINE = FINISH_CALLS + GRACE + 1.0
 """Seconds from the signal to the exit. The last one is for a busy machine."""

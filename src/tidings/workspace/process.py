@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from tidings.runtime.child import GRACE, LINGER, Child
+from tidings.runtime.child import LINGER, Child
+from tidings.runtime.shutdown import GRACE
 
 __all__ = ["Outcome", "run_process"]
 
