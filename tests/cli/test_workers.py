@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import pytest
@@ -199,6 +200,8 @@ async def test_webhook_is_managed_through_any_worker_and_survives_the_one_that_d
         add = [*command, "add", "hook", "--webhook", receiver.url, "--feature", "tools", "--json"]
         added = (await run_command(*add, token=TOKEN)).json_lines()
         secret = added[-1]["secret"]
+        wire = Wire(server.url, http)
+        await until_all_list(wire, lambda listed: [each["name"] for each in listed] == ["hook"])
         for _ in range(4):  # each command may reach another worker
             (listed,) = (await run_command(*command, "--json", token=TOKEN)).json_lines()
             assert (listed["name"], listed["webhook"]["state"]) == ("hook", "active")
@@ -206,7 +209,7 @@ async def test_webhook_is_managed_through_any_worker_and_survives_the_one_that_d
         delivery = await receiver.next()
         assert delivery.summary == "tools.list_changed added first"
         verify(delivery, secret, now=time.time())
-        await until_known_by_all(Wire(server.url, http))
+        await until_all_list(wire, lambda listed: "lastSuccess" in listed[0]["webhook"])
         # The receiver does not answer, so the delivery is in progress when its worker is killed.
         receiver.gate.clear()
         replace_file(pids_board / "tools" / "hello.py", HELLO)
@@ -227,18 +230,18 @@ async def test_webhook_is_managed_through_any_worker_and_survives_the_one_that_d
         assert receiver.came.empty()
         removed = await run_command(*command, "remove", "hook", token=TOKEN)
         assert removed == (0, "", "Removed hook.\n")
-        for _ in range(2):
-            assert (await run_command(*command, "--json", token=TOKEN)).json_lines() == []
+        await until_all_list(wire, lambda listed: listed == [])
+        assert (await run_command(*command, "--json", token=TOKEN)).json_lines() == []
         await server.stop()
 
 
-async def until_known_by_all(wire: Wire) -> None:
-    """Wait until all workers know that the webhook was delivered: many answers in a row say so."""
+async def until_all_list(wire: Wire, is_expected: Callable[[list[Any]], bool]) -> None:
+    """Wait until all workers list these subscriptions: many answers in a row do."""
     in_a_row = 0
-    while in_a_row < 20:
-        answer = read_answer((await wire.post("dev.tidings/subscriptions/list")).text)
-        (subscription,) = answer["result"]["subscriptions"]
-        in_a_row = in_a_row + 1 if "lastSuccess" in subscription["webhook"] else 0
+    async with asyncio.timeout(DEADLINE):
+        while in_a_row < 20:
+            answer = read_answer((await wire.post("dev.tidings/subscriptions/list")).text)
+            in_a_row = in_a_row + 1 if is_expected(answer["result"]["subscriptions"]) else 0
 
 
 async def find_connected(processes: Callable[[], set[int]], port: int) -> int:

@@ -4,9 +4,8 @@ requests."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from fastmcp import FastMCP
 from fastmcp.prompts import Prompt
 from fastmcp.resources import Resource, ResourceTemplate
 from fastmcp.tools import Tool
@@ -18,6 +17,9 @@ from tidings.sdk import internals
 from tidings.sdk.components import ComponentEditor, ComponentKinds
 from tidings.sdk.definitions import key_of
 from tidings.sdk.source import Source, Wake
+
+if TYPE_CHECKING:
+    from fastmcp import FastMCP
 
 __all__ = ["FastMCPSource"]
 
