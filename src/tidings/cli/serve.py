@@ -9,13 +9,13 @@ import re
 import shlex
 import socket
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -30,7 +30,7 @@ from tidings.cli.output import fail, pluralize, print_json_lines, print_stderr
 from tidings.cli.serve_stdio import accept_commands, make_live, serve_stdio
 from tidings.cli.workers import Worker, run_workers
 from tidings.core.redact import one_line
-from tidings.runtime.shutdown import HTTP_DEADLINE, exit_after, on_signals
+from tidings.runtime.shutdown import HTTP_DEADLINE, exit_after, exit_on_signals
 from tidings.server.garbage_collection import without_gc
 from tidings.workspace import DEFAULT_POLL
 
@@ -193,8 +193,9 @@ def serve(
     if console is None:
         console = ConsoleOption.READ if is_local(host) else ConsoleOption.OFF
     set_up_logging(logs)
-    with on_signals(_exit_with_0), _bind(host, port) as listener:
+    with exit_on_signals() as check_stopped, _bind(host, port) as listener:
         server = _Server(
+            check_stopped=check_stopped,
             listener=listener,
             folder=folder,
             url=_build_url(host, listener.getsockname()[1], path),
@@ -220,6 +221,7 @@ def serve(
                 return
             with without_gc():
                 server.preload()
+            check_stopped()
             run_workers(workers, server.run, server.greet, restart_nats)
 
 
@@ -227,6 +229,7 @@ def serve(
 class _Server:
     """A folder that is served over HTTP, by this process or by workers."""
 
+    check_stopped: Callable[[], None]
     listener: socket.socket
     folder: Path
     url: str
@@ -259,7 +262,9 @@ class _Server:
             from tidings.cli.status import hide_status
 
             hide_status(self.logs)
+        self.check_stopped()
         workspace = open_workspace(self.folder, poll=self.poll)
+        self.check_stopped()
         if self.token is not None:
             auth.require_token(workspace.server, self.token, self.url)
         with without_gc():
@@ -276,6 +281,7 @@ class _Server:
         name = workspace.settings.name
         items = ", ".join(pluralize(number, feature.singular) for feature, number in workspace.count_items().items())
         served = {"name": name, "items": items, "workspace": str(workspace.root)}
+        self.check_stopped()
         # Before the greeting: who has read it may run a command on the folder.
         with accept_commands(live, workspace, "none" if self.nats else self.state):
             if worker is None:
@@ -349,11 +355,6 @@ def _get_source(context: typer.Context, name: str) -> str | None:
     """Return the source of the value of an option: "COMMANDLINE", "ENVIRONMENT" or "DEFAULT"."""
     source = context.get_parameter_source(name)
     return source.name if source is not None else None
-
-
-def _exit_with_0(number: int) -> NoReturn:
-    """End the command, also during its start: a stop on request is not a failure."""
-    raise SystemExit(0)
 
 
 def _limit_shutdown() -> None:
