@@ -146,7 +146,7 @@ def exit_after(seconds: float, status: int, before: Callable[[], object] = lambd
     """Exit later, even if a thread still runs then, which can't be interrupted. Call `before` first."""
 
     def wait() -> None:
-        time.sleep(seconds)
+        threading.Event().wait(seconds)
         before()
         exit_process(status)
 
