@@ -1,4 +1,5 @@
-"""Common behaviour of all commands: help, completion, one-line errors, and a fast start. Covers `output.py`."""
+"""Common behaviour of all commands: help, completion, one-line errors, and a fast start. Covers `options.py` and
+`output.py`."""
 
 from __future__ import annotations
 

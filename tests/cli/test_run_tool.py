@@ -59,8 +59,8 @@ def test_run_tool_exits_with_1_if_the_tool_fails(board: Path) -> None:
     ("arguments", "message"),
     [
         (["add_tsk"], "there is add_task"),
-        (["add_task", "--args", "{"], "not JSON"),
-        (["add_task", "--args", "[]"], "one JSON object"),
+        (["add_task", "--args", "{"], "--args must be a JSON object"),
+        (["add_task", "--args", "[]"], "--args must be a JSON object"),
         (["add_task", "--arg", "title"], "NAME=VALUE"),
         (["deploy"], "tools/deploy.py:1: deploy: parameter 'target'"),  # the reason why this tool is missing
     ],

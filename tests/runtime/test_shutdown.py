@@ -134,3 +134,31 @@ async def test_interrupt_ends_a_command_that_suppresses_its_cancellation() -> No
         assert await process.stdout.readline() == b"started\n"
         process.send_signal(signal.SIGINT)
         assert await process.wait() == 130
+
+
+IN_CALLBACK = """
+import signal, threading, weakref
+from tidings.runtime import shutdown
+class Watched: pass
+def receive(reference):
+    signal.raise_signal(signal.SIGTERM)
+    [None for _ in range(100)]  # the handler runs at the latest here
+def run():
+    with shutdown.exit_on_signals() as check:
+        watched = Watched()
+        reference = weakref.ref(watched, receive)
+        del watched
+        {step}
+        print("still runs")
+shutdown.START_DEADLINE = {deadline}
+run()
+"""
+
+
+@pytest.mark.parametrize(
+    ("step", "deadline"), [("check()", 3600), ("raise ImportError", 3600), ("threading.Event().wait()", 0.01)]
+)
+def test_signal_in_a_callback_that_discards_exceptions_ends_the_start(step: str, deadline: float) -> None:
+    script = IN_CALLBACK.format(step=step, deadline=deadline)
+    ran = subprocess.run(forked_command("-c", script), capture_output=True, timeout=DEADLINE, check=False)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, b"", b"")

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from tidings.cli.output import fail, fail_on_os_error
 from tidings.dependencies import check_sdk
 from tidings.errors import TidingsError
 
@@ -27,12 +28,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
         run(arguments)
     except TidingsError as error:
-        from tidings.cli.output import fail
-
         fail(str(error))
     except OSError as error:  # for example standard output on a disk that is full
-        from tidings.cli.output import fail_on_os_error
-
         fail_on_os_error(error)
     except KeyboardInterrupt:
         raise SystemExit(130) from None

@@ -8,9 +8,8 @@ from typing import Annotated
 import typer
 
 from tidings.cli.auth import read_token
-from tidings.cli.options import Token, TokenFile
+from tidings.cli.options import Header, Program, Token, TokenFile, flag, option, read_server
 from tidings.cli.output import fail
-from tidings.cli.target import Header, read_server
 from tidings.core.redact import redact_uri
 
 __all__ = ["check"]
@@ -20,63 +19,39 @@ _CLOSE_TIMEOUT = 20.0
 
 
 def check(
-    target: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="URL|COMMAND",
-            help="The URL of a server, or the command that starts a stdio server: in quotes, or after `--`.",
-            show_default=False,
-        ),
-    ] = None,
-    rules: Annotated[bool, typer.Option("--rules", help="Print the rules, and check nothing.")] = False,
-    only: Annotated[
-        list[str] | None, typer.Option(help="Check only this rule. May be repeated.", metavar="RULE")
-    ] = None,
-    skip: Annotated[list[str] | None, typer.Option(help="Skip this rule. May be repeated.", metavar="RULE")] = None,
+    target: Program = None,
+    rules: Annotated[bool, flag("--rules", "Print the rules, and check nothing.")] = False,
+    only: Annotated[list[str] | None, option("Check only this rule. May be repeated.", "RULE")] = None,
+    skip: Annotated[list[str] | None, option("Skip this rule. May be repeated.", "RULE")] = None,
     trigger: Annotated[
         str | None,
-        typer.Option(
-            help="Make one change with this shell command, or with this tool of the server (NAME, or NAME {JSON}), and "
+        option(
+            "Make one change with this shell command, or with this tool of the server (NAME, or NAME {JSON}), and "
             "check that each session is told. It may run twice.",
-            metavar="CMD|TOOL",
+            "CMD|TOOL",
         ),
     ] = None,
     uri: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="A resource to subscribe to. May be repeated; the default is the first three.", metavar="URI"
-        ),
+        list[str] | None, option("A resource to subscribe to. May be repeated; the default is the first three.", "URI")
     ] = None,
     replica: Annotated[
-        list[str] | None,
-        typer.Option(help="The URL of another replica, whose lists must be in the same order. May be repeated."),
+        list[str] | None, option("The URL of another replica, whose lists must be in the same order. May be repeated.")
     ] = None,
-    timeout: Annotated[float, typer.Option(help="Seconds to wait for one answer.", min=0.1)] = 20.0,
-    quiet_time: Annotated[
-        float, typer.Option(help="Seconds to listen for notifications while nothing changes.", min=0.1)
-    ] = 3.0,
+    timeout: Annotated[float, option("Seconds to wait for one answer.", min=0.1)] = 20.0,
+    quiet_time: Annotated[float, option("Seconds to listen for notifications while nothing changes.", min=0.1)] = 3.0,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object for each finding, and one for the summary.")
+        bool, flag("--json", "Print one JSON object for each finding, and one for the summary.")
     ] = False,
-    sarif: Annotated[
-        Path | None, typer.Option(help="Also write the findings to this file, as SARIF 2.1.0.", metavar="FILE")
-    ] = None,
+    sarif: Annotated[Path | None, option("Also write the findings to this file, as SARIF 2.1.0.", "FILE")] = None,
     header: Header = None,
     auth_token: Token = None,
     auth_token_file: TokenFile = None,
     second_auth_token_file: Annotated[
         Path | None,
-        typer.Option(
-            help="Read the token of another user from this file: a public result must be the same for both.",
-            metavar="FILE",
-            readable=False,
-        ),
+        option("Read the token of another user from this file: a public result must be the same for both.", "FILE"),
     ] = None,
     token_expires: Annotated[
-        float | None,
-        typer.Option(
-            help="Seconds from now until the token expires: streams must end then.", metavar="SECONDS", min=0.1
-        ),
+        float | None, option("Seconds from now until the token expires: streams must end then.", "SECONDS", min=0.1)
     ] = None,
 ) -> None:
     """Check the live behaviour of an MCP server, of either era, with or without Tidings.
@@ -97,8 +72,6 @@ def check(
         fail("no rule is left; --only and --skip name the same")
     if trigger is not None and not trigger.strip():
         fail("--trigger: give a command, or the name of a tool of the server")
-    if not target:
-        fail("give the URL of a server, or a command; see `tidings check --help`")
     server = read_server("check", target, header, auth_token, auth_token_file)
     if not server.is_http and (second_auth_token_file or token_expires or replica):
         fail("tokens and replicas are for a URL; a stdio server has none")

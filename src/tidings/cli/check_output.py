@@ -10,12 +10,11 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from tidings.check.report import Finding, Report
 from tidings.check.rules import Rule, Severity
 from tidings.check.sarif import to_sarif
-from tidings.cli.output import pluralize, print_json_lines, print_stderr
+from tidings.cli.output import pluralize, print_json_lines, print_stderr, print_styled
 from tidings.core.redact import one_line
 from tidings.errors import TidingsError
 
@@ -32,9 +31,10 @@ def print_rules(rules: Sequence[Rule], *, is_json: bool) -> None:
             for rule in rules
         )
         return
-    write = _make_writer()
     for rule in rules:
-        write((f"{rule.severity.value:<8} ", _STYLES[rule.severity]), (f"{rule.id:<22} ", "bold"), (rule.title, ""))
+        print_styled(
+            (f"{rule.severity.value:<8} ", _STYLES[rule.severity]), (f"{rule.id:<22} ", "bold"), (rule.title, "")
+        )
 
 
 @contextmanager
@@ -62,23 +62,24 @@ def print_report(report: Report, *, is_json: bool) -> None:
         print_json_lines({"type": "finding", **finding.as_json()} for finding in report.findings)
         print_json_lines([{"type": "summary", **report.as_json()}])
         return
-    write = _make_writer()
     transport = "HTTP" if report.transport == "http" else report.transport
-    write((f"Checked {one_line(report.target)}: ", ""), (one_line(report.server) or "a server without a name", "bold"))
-    write((f"{' and '.join(report.protocols)}, {transport}", "dim"))
+    print_styled(
+        (f"Checked {one_line(report.target)}: ", ""), (one_line(report.server) or "a server without a name", "bold")
+    )
+    print_styled((f"{' and '.join(report.protocols)}, {transport}", "dim"))
     for finding in report.findings:
-        write()
-        _write_finding(write, finding)
-    write()
+        print_styled()
+        _write_finding(finding)
+    print_styled()
     for reason in dict.fromkeys(report.skipped.values()):
         rules = ", ".join(rule for rule, each in report.skipped.items() if each == reason)
-        write((f"skipped  {rules}: {one_line(reason, 200)}", "dim"))
+        print_styled((f"skipped  {rules}: {one_line(reason, 200)}", "dim"))
     for era, times in report.as_json()["latencyMs"].items():
         told = (
             f"{pluralize(times['notifications'], 'notification')}, {times['median']:g} ms (at most {times['max']:g} ms)"
         )
-        write((f"told     {era}: {told}, from the start of the trigger", "dim"))
-    write((summarize(report), "bold"))
+        print_styled((f"told     {era}: {told}, from the start of the trigger", "dim"))
+    print_styled((summarize(report), "bold"))
     for problem in report.problems:
         print_stderr(f"tidings: not checked completely: {one_line(problem, 300)}")
 
@@ -91,27 +92,11 @@ def summarize(report: Report) -> str:
     return f"{pluralize(errors, 'error')}, {pluralize(warnings, 'warning')}; {rules}."
 
 
-def _write_finding(write: Callable[..., None], finding: Finding) -> None:
+def _write_finding(finding: Finding) -> None:
     rule = finding.rule
-    write((f"{rule.severity.value:<8} ", _STYLES[rule.severity]), (rule.id, "bold"), (f"  {rule.title}", ""))
-    write((f"    {one_line(finding.message, 500)}", ""))
+    print_styled((f"{rule.severity.value:<8} ", _STYLES[rule.severity]), (rule.id, "bold"), (f"  {rule.title}", ""))
+    print_styled((f"    {one_line(finding.message, 500)}", ""))
     for frame in finding.evidence:
-        write((f"    {frame}", "dim"))
-    write((f"    remedy: {rule.remedy}", ""))
-    write((f"    clause: {rule.clause_url}", "dim"))
-
-
-def _make_writer() -> Callable[..., None]:
-    """Return a function that prints the parts of a line, each with its style; colours only on a terminal."""
-    from rich.console import Console
-    from rich.text import Text
-
-    console = Console(soft_wrap=True, highlight=False)
-
-    def write(*parts: tuple[str, str]) -> None:
-        line: Any = Text()
-        for text, style in parts:
-            line.append(text, style=style)
-        console.print(line)
-
-    return write
+        print_styled((f"    {frame}", "dim"))
+    print_styled((f"    remedy: {rule.remedy}", ""))
+    print_styled((f"    clause: {rule.clause_url}", "dim"))

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tidings.cli.options import NatsCredentials, flag, option
 from tidings.cli.output import fail, print_json_lines, print_stderr, print_table
-from tidings.errors import TidingsError
 
 if TYPE_CHECKING:
     from tidings.cluster.status import ClusterStatus
@@ -28,18 +28,12 @@ def _group() -> None:
 @cluster.command("status")
 def status(
     nats: Annotated[
-        str, typer.Option(help="The URL of NATS.", metavar="URL", envvar="TIDINGS_NATS", show_envvar=True)
+        str, option("The URL of NATS.", "URL", envvar="TIDINGS_NATS", show_envvar=True)
     ] = "nats://127.0.0.1:4222",
-    nats_credentials: Annotated[
-        Path | None, typer.Option(help="Connect to NATS with this .creds file.", metavar="FILE", readable=False)
-    ] = None,
-    name: Annotated[
-        str | None, typer.Option(help="The name of one server; otherwise all servers in this NATS.", metavar="NAME")
-    ] = None,
-    timeout: Annotated[
-        float, typer.Option(help="Seconds to wait until the replicas agree.", metavar="SECONDS", min=0.1)
-    ] = 5.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per replica and line.")] = False,
+    nats_credentials: NatsCredentials = None,
+    name: Annotated[str | None, option("The name of one server; otherwise all servers in this NATS.", "NAME")] = None,
+    timeout: Annotated[float, option("Seconds to wait until the replicas agree.", "SECONDS", min=0.1)] = 5.0,
+    as_json: Annotated[bool, flag("--json", "Print one JSON object per replica and line.")] = False,
 ) -> None:
     """Print the replicas of each server, and exit with status 1 if two of them have different lists."""
     found = _read(nats, nats_credentials, name, timeout)
@@ -84,7 +78,4 @@ def _read(url: str, credentials: Path | None, name: str | None, timeout: float) 
             names = [name] if await backend.has_server(name) else []  # reading a table would create it
         return [await read_status(Nats(url, credentials=credentials), each, timeout) for each in names]
 
-    try:
-        return run(read())
-    except TidingsError as error:
-        fail(str(error), 2)
+    return run(read())

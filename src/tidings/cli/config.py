@@ -7,11 +7,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from tidings.cli.command_line import absolute_command
 from tidings.cli.folder import check_folder
-from tidings.cli.options import Folder
+from tidings.cli.options import Folder, flag, option
 from tidings.cli.output import fail, print_json, print_stderr, print_stdout, toml_value
 from tidings.client.hosts import HOSTS, PLACEHOLDER, TOKEN_VARIABLE, HostedServer
 
@@ -25,21 +23,17 @@ else:
 
 
 def config(
-    client: Annotated[_Client, typer.Option(help="The client.")],
+    client: Annotated[_Client, option("The client.")],
     folder: Folder = Path(),
     http: Annotated[
-        str | None,
-        typer.Option(help="Connect to a running server at this URL instead of starting one on stdio.", metavar="URL"),
+        str | None, option("Connect to a running server at this URL instead of starting one on stdio.", "URL")
     ] = None,
-    auth: Annotated[
-        bool, typer.Option("--auth", help="The server requires a token. The token itself is not printed.")
-    ] = False,
+    auth: Annotated[bool, flag("--auth", "The server requires a token. The token itself is not printed.")] = False,
     name: Annotated[
-        str | None,
-        typer.Option(help="The name of the server in the client.", metavar="NAME", show_default="its own name"),
+        str | None, option("The name of the server in the client.", "NAME", show_default="its own name")
     ] = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print the settings as JSON for every client, and the file they belong to.")
+        bool, flag("--json", "Print the settings as JSON for every client, and the file they belong to.")
     ] = False,
 ) -> None:
     """Print the settings that connect a client to a workspace.

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
-import msgspec
-import typer
-
 from tidings.cli.control import EMIT, request_control
-from tidings.cli.options import Folder
+from tidings.cli.options import Folder, argument, flag, option, read_object
 from tidings.cli.output import fail, print_json_lines, print_stdout
 from tidings.cli.state import find_state
 
@@ -19,21 +15,16 @@ __all__ = ["emit"]
 
 def emit(
     folder: Folder,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The name of the event, as in events/NAME.meta.json.")],
-    data: Annotated[
-        str, typer.Argument(metavar="JSON", help="The data of the event, an object; - reads it from standard input.")
-    ],
+    name: Annotated[str, argument("The name of the event, as in events/NAME.meta.json.", "NAME")],
+    data: Annotated[str, argument("The data of the event, an object; - reads it from standard input.", "JSON")],
     matching: Annotated[
         str | None,
-        typer.Option(
-            help="The values that the arguments of a subscription must equal. The default is the data.",
-            metavar="JSON",
-        ),
+        option("The values that the arguments of a subscription must equal. The default is the data.", "JSON"),
     ] = None,
     event_id: Annotated[
-        str | None, typer.Option("--id", help="The id, if another service gave the event one. The default is a new id.")
+        str | None, option("The id, if another service gave the event one. The default is a new id.", None, "--id")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the id as one line of JSON.")] = False,
+    as_json: Annotated[bool, flag("--json", "Print the id as one line of JSON.")] = False,
 ) -> None:
     """Publish an event to the clients that subscribed to it, through the server that runs with this folder.
 
@@ -41,8 +32,8 @@ def emit(
     """
     params: dict[str, Any] = {
         "name": name,
-        "data": _parse("JSON", sys.stdin.read() if data == "-" else data),
-        "matching": None if matching is None else _parse("--matching", matching),
+        "data": read_object("JSON", data),
+        "matching": None if matching is None else read_object("--matching", matching),
         "event_id": event_id,
     }
     path = find_state(Path(folder))
@@ -53,10 +44,3 @@ def emit(
         print_json_lines([answer])
     else:
         print_stdout(answer["eventId"])
-
-
-def _parse(option: str, text: str) -> dict[str, Any]:
-    try:
-        return msgspec.json.decode(text, type=dict[str, Any])
-    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        fail(f"{option} must be a JSON object: {error}")

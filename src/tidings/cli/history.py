@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
-import typer
 
 from tidings.cli.auth import read_token
-from tidings.cli.options import Target, Token, TokenFile, is_url
+from tidings.cli.options import Target, Token, TokenFile, flag, is_url, option
 from tidings.cli.output import fail, print_json_lines, print_stderr, print_stdout, print_table
 from tidings.cli.state import find_state, read_state, restore_hub
 from tidings.core.journal import change_json
@@ -63,21 +62,15 @@ class _Pages:
 
 def history(
     target: Target = ".",
-    feature: Annotated[Feature | None, typer.Option(help="Only changes of this list.")] = None,
-    uri: Annotated[
-        str | None, typer.Option(help="Only changes of the content of this resource.", metavar="URI")
-    ] = None,
-    since: Annotated[
-        int | None, typer.Option(help="Only changes after this revision.", metavar="REVISION", min=0)
-    ] = None,
-    limit: Annotated[
-        int, typer.Option("--limit", "-n", help="The number of newest changes; 0 for all.", metavar="NUMBER", min=0)
-    ] = 50,
+    feature: Annotated[Feature | None, option("Only changes of this list.")] = None,
+    uri: Annotated[str | None, option("Only changes of the content of this resource.", "URI")] = None,
+    since: Annotated[int | None, option("Only changes after this revision.", "REVISION", min=0)] = None,
+    limit: Annotated[int, option("The number of newest changes; 0 for all.", "NUMBER", "--limit", "-n", min=0)] = 50,
     events: Annotated[
-        bool, typer.Option("--events", help="For a folder: the events that its server emitted, instead of changes.")
+        bool, flag("--events", "For a folder: the events that its server emitted, instead of changes.")
     ] = False,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue with new changes until Ctrl-C.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line, with the items.")] = False,
+    follow: Annotated[bool, flag("--follow", "-f", "Continue with new changes until Ctrl-C.")] = False,
+    as_json: Annotated[bool, flag("--json", "Print one JSON object per line, with the items.")] = False,
     auth_token: Token = None,
     auth_token_file: TokenFile = None,
 ) -> None:

@@ -6,9 +6,8 @@ import shlex
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from tidings.cli.command_line import shell_command
+from tidings.cli.options import argument, flag
 from tidings.cli.output import fail, print_json, print_stderr, toml_value
 
 __all__ = ["new"]
@@ -19,8 +18,8 @@ _NAME = b'"my-workspace"'
 
 
 def new(
-    directory: Annotated[str, typer.Argument(metavar="DIR", help="The folder to create, or to fill.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print the created files as JSON.")] = False,
+    directory: Annotated[str, argument("The folder to create, or to fill.", "DIR")],
+    as_json: Annotated[bool, flag("--json", "Print the created files as JSON.")] = False,
 ) -> None:
     """Create a workspace with an example of each kind of file.
 

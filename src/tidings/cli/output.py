@@ -10,9 +10,12 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from tidings.core.redact import one_line, terminal_text
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 __all__ = [
     "fail",
@@ -22,8 +25,10 @@ __all__ = [
     "print_json_lines",
     "print_stderr",
     "print_stdout",
+    "print_styled",
     "print_table",
     "redirect_stdout_to_stderr",
+    "render_rows",
     "toml_value",
 ]
 
@@ -63,6 +68,34 @@ def print_json(value: Any) -> None:
 def print_json_lines(values: Iterable[Any]) -> None:
     for value in values:
         print_stdout(json.dumps(value))
+
+
+def print_styled(*parts: tuple[str, str]) -> None:
+    """Print a line from its parts, each with its style, which only a terminal shows."""
+    if not sys.stdout.isatty():
+        print_stdout("".join(text for text, _ in parts))
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    Console(highlight=False).print(Text.assemble(*parts), soft_wrap=True)
+
+
+def render_rows(title: str, rows: Iterable[tuple[str, str, str]]) -> RenderableType:
+    """Return a panel: a title, and rows of a label, a text and its style. Equal labels are shown once."""
+    from rich.console import Group
+    from rich.rule import Rule
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim", no_wrap=True, min_width=10)  # a long line must not shorten the labels
+    grid.add_column(overflow="ellipsis", no_wrap=True)
+    previous = ""
+    for label, text, style in rows:
+        grid.add_row("" if label == previous else label, Text(one_line(text), style=style))
+        previous = label
+    return Group(Rule(Text(title, style="bold"), align="left", style="dim"), grid)
 
 
 def print_table(titles: Sequence[str], rows: Iterable[Sequence[str]], styled: int, styles: dict[str, str]) -> None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import difflib
 import json
 import logging
-import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 from tidings.cli.folder import open_workspace
-from tidings.cli.options import Folder
+from tidings.cli.options import Folder, argument, flag, option, read_object
 from tidings.cli.output import fail, print_json, print_stderr, print_stdout, redirect_stdout_to_stderr
 from tidings.core.model import Feature
 
@@ -26,25 +25,21 @@ __all__ = ["run_tool"]
 
 def run_tool(
     folder: Folder,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The name of the tool.")],
+    name: Annotated[str, argument("The name of the tool.", "NAME")],
     args: Annotated[
-        str | None,
-        typer.Option(help="The arguments as one JSON object; - reads it from standard input.", metavar="JSON"),
+        str | None, option("The arguments as one JSON object; - reads it from standard input.", "JSON")
     ] = None,
     arg: Annotated[
         list[str] | None,
-        typer.Option(
-            help="One argument. The value is JSON unless the tool expects a string. May be repeated.",
-            metavar="NAME=VALUE",
-        ),
+        option("One argument. The value is JSON unless the tool expects a string. May be repeated.", "NAME=VALUE"),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the whole result as JSON.")] = False,
+    as_json: Annotated[bool, flag("--json", "Print the whole result as JSON.")] = False,
 ) -> None:
     """Call one tool as a client does, and print its text.
 
     Progress goes to standard error. The exit status is 1 if the tool failed.
     """
-    arguments = _parse_object(args)
+    arguments = {} if args is None else read_object("--args", args)
     logging.basicConfig(level=logging.ERROR, format="%(message)s")
     workspace = open_workspace(folder, poll=0)
     import asyncio
@@ -88,18 +83,6 @@ async def _call(workspace: Workspace, name: str, arguments: dict[str, Any]) -> C
             return error
     assert isinstance(result, CallToolResult)
     return result
-
-
-def _parse_object(args: str | None) -> dict[str, Any]:
-    if args is None:
-        return {}
-    try:
-        value = json.loads(sys.stdin.read() if args == "-" else args)
-    except ValueError as error:
-        fail(f"--args is not JSON: {error}")
-    if not isinstance(value, dict):
-        fail('--args must be one JSON object, for example {"name": "World"}')
-    return value
 
 
 def _parse_pairs(pairs: list[str], schema: dict[str, Any]) -> dict[str, Any]:

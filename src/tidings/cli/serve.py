@@ -9,13 +9,13 @@ import re
 import shlex
 import socket
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -24,13 +24,13 @@ from tidings.cli.command_line import shell_command
 from tidings.cli.folder import check_workspace, open_workspace
 from tidings.cli.logs import LogFormat, LogLevel, LogOptions, set_up_logging
 from tidings.cli.nats import EMBEDDED, NATS_VARIABLE, NatsOptions, open_nats
-from tidings.cli.options import Folder, Token, TokenFile
+from tidings.cli.options import Folder, NatsCredentials, Token, TokenFile, flag, option
 from tidings.cli.otlp import export_telemetry
 from tidings.cli.output import fail, pluralize, print_json_lines, print_stderr
 from tidings.cli.serve_stdio import accept_commands, make_live, serve_stdio
 from tidings.cli.workers import Worker, run_workers
 from tidings.core.redact import one_line
-from tidings.runtime.shutdown import HTTP_DEADLINE, exit_after, on_signals
+from tidings.runtime.shutdown import HTTP_DEADLINE, exit_after, exit_on_signals
 from tidings.server.garbage_collection import without_gc
 from tidings.workspace import DEFAULT_POLL
 
@@ -57,103 +57,81 @@ class ConsoleOption(StrEnum):
     OFF = "off"
 
 
-_MODES: dict[ConsoleOption, Mode | None] = {
-    ConsoleOption.READ: "read",
-    ConsoleOption.WRITE: "write",
-    ConsoleOption.OFF: None,
-}
-
-_AUDIENCES: dict[Metrics, Audience | None] = {Metrics.LOCAL: "local", Metrics.ANYONE: "anyone", Metrics.OFF: None}
-
 _STDIO_OPTIONS = ("folder", "stdio", "poll", "state", "log_level", "log_format", "quiet")
 
 
 def serve(
     context: typer.Context,
     folder: Folder = Path(),
-    stdio: Annotated[
-        bool, typer.Option("--stdio", help="Serve one client on standard input and output instead of HTTP.")
-    ] = False,
+    stdio: Annotated[bool, flag("--stdio", "Serve one client on standard input and output instead of HTTP.")] = False,
     host: Annotated[
-        str, typer.Option(help="The address to bind. A token is required unless it is local.", metavar="ADDRESS")
+        str, option("The address to bind. A token is required unless it is local.", "ADDRESS")
     ] = "127.0.0.1",
-    port: Annotated[
-        int, typer.Option(help="The port to bind; 0 for any free port.", metavar="PORT", min=0, max=65535)
-    ] = 8765,
-    path: Annotated[str, typer.Option(help="The path of the endpoint.", metavar="PATH")] = "/mcp",
+    port: Annotated[int, option("The port to bind; 0 for any free port.", "PORT", min=0, max=65535)] = 8765,
+    path: Annotated[str, option("The path of the endpoint.", "PATH")] = "/mcp",
     auth_token: Token = None,
     auth_token_file: TokenFile = None,
     allow_host: Annotated[
         list[str] | None,
-        typer.Option(
-            help="Accept this Host header besides the local ones, for example behind a proxy. May be repeated.",
-            metavar="NAME[:PORT]",
+        option(
+            "Accept this Host header besides the local ones, for example behind a proxy. May be repeated.",
+            "NAME[:PORT]",
         ),
     ] = None,
     allow_origin: Annotated[
         list[str] | None,
-        typer.Option(
-            help="Accept calls from web pages of this origin besides local ones. May be repeated.",
-            metavar="URL",
-        ),
+        option("Accept calls from web pages of this origin besides local ones. May be repeated.", "URL"),
     ] = None,
     insecure: Annotated[
         bool,
-        typer.Option(
+        flag(
             "--insecure",
-            help="Bind an address that is not local without a token, because something else checks the callers.",
+            "Bind an address that is not local without a token, because something else checks the callers.",
         ),
     ] = False,
     poll: Annotated[
         float,
-        typer.Option(
-            help="Seconds between two scans of all files, for file systems that report no changes; 0 for never.",
-            metavar="SECONDS",
+        option(
+            "Seconds between two scans of all files, for file systems that report no changes; 0 for never.",
+            "SECONDS",
             min=0,
         ),
     ] = DEFAULT_POLL,
-    workers: Annotated[
-        int,
-        typer.Option(help="The number of processes that serve. They share one address.", metavar="NUMBER", min=1),
-    ] = 1,
+    workers: Annotated[int, option("The number of processes that serve. They share one address.", "NUMBER", min=1)] = 1,
     nats: Annotated[
         str | None,
-        typer.Option(
-            help="Share the catalog with all servers of this name through NATS: its URL, or `embedded` to start one. "
+        option(
+            "Share the catalog with all servers of this name through NATS: its URL, or `embedded` to start one. "
             "Several workers without this option start one.",
-            metavar=f"URL|{EMBEDDED}",
+            f"URL|{EMBEDDED}",
             envvar=NATS_VARIABLE,
             show_envvar=True,
         ),
     ] = None,
-    nats_credentials: Annotated[
-        Path | None, typer.Option(help="Connect to NATS with this .creds file.", metavar="FILE", readable=False)
-    ] = None,
-    metrics: Annotated[
-        Metrics, typer.Option(help="The readers of /metrics: this machine, anyone, or none.")
-    ] = Metrics.LOCAL,
+    nats_credentials: NatsCredentials = None,
+    metrics: Annotated[Metrics, option("The readers of /metrics: this machine, anyone, or none.")] = Metrics.LOCAL,
     console: Annotated[
         ConsoleOption | None,
-        typer.Option(
-            help="The page /console: read-only, with calls of tools, or none. The default is read for a local address, "
-            "and off for others. With a token, the page asks for it.",
+        option(
+            "The page /console: read-only, with calls of tools, or none. The default is read for a local address, and "
+            "off for others. With a token, the page asks for it.",
             show_default=False,
         ),
     ] = None,
     state: Annotated[
         str | None,
-        typer.Option(
-            help="The file that keeps the state across restarts, or none. The default is .tidings/state.db in the "
+        option(
+            "The file that keeps the state across restarts, or none. The default is .tidings/state.db in the "
             "workspace.",
-            metavar="PATH|none",
+            "PATH|none",
             show_default=False,
         ),
     ] = None,
-    log_level: Annotated[LogLevel, typer.Option(help="The lowest level to write to standard error.")] = LogLevel.INFO,
-    log_format: Annotated[LogFormat, typer.Option(help="Write lines of text or of JSON.")] = LogFormat.TEXT,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only warnings and errors.")] = False,
+    log_level: Annotated[LogLevel, option("The lowest level to write to standard error.")] = LogLevel.INFO,
+    log_format: Annotated[LogFormat, option("Write lines of text or of JSON.")] = LogFormat.TEXT,
+    quiet: Annotated[bool, flag("--quiet", "-q", "Print only warnings and errors.")] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print name, URL and folder as one line of JSON on standard output.")
+        bool, flag("--json", "Print name, URL and folder as one line of JSON on standard output.")
     ] = False,
 ) -> None:
     """Serve a folder as a live MCP server.
@@ -193,8 +171,9 @@ def serve(
     if console is None:
         console = ConsoleOption.READ if is_local(host) else ConsoleOption.OFF
     set_up_logging(logs)
-    with on_signals(_exit_with_0), _bind(host, port) as listener:
+    with exit_on_signals() as check_stopped, _bind(host, port) as listener:
         server = _Server(
+            check_stopped=check_stopped,
             listener=listener,
             folder=folder,
             url=_build_url(host, listener.getsockname()[1], path),
@@ -203,8 +182,8 @@ def serve(
             security=auth.make_security(host, allow_host or (), allow_origin or ()),
             origins=allow_origin or (),
             token=token,
-            metrics=_AUDIENCES[metrics],
-            console=_MODES[console],
+            metrics=None if metrics is Metrics.OFF else cast("Audience", metrics.value),
+            console=None if console is ConsoleOption.OFF else cast("Mode", console.value),
             poll=poll,
             state=state,
             logs=logs,
@@ -220,6 +199,7 @@ def serve(
                 return
             with without_gc():
                 server.preload()
+            check_stopped()
             run_workers(workers, server.run, server.greet, restart_nats)
 
 
@@ -227,6 +207,7 @@ def serve(
 class _Server:
     """A folder that is served over HTTP, by this process or by workers."""
 
+    check_stopped: Callable[[], None]
     listener: socket.socket
     folder: Path
     url: str
@@ -259,7 +240,9 @@ class _Server:
             from tidings.cli.status import hide_status
 
             hide_status(self.logs)
+        self.check_stopped()
         workspace = open_workspace(self.folder, poll=self.poll)
+        self.check_stopped()
         if self.token is not None:
             auth.require_token(workspace.server, self.token, self.url)
         with without_gc():
@@ -276,6 +259,7 @@ class _Server:
         name = workspace.settings.name
         items = ", ".join(pluralize(number, feature.singular) for feature, number in workspace.count_items().items())
         served = {"name": name, "items": items, "workspace": str(workspace.root)}
+        self.check_stopped()
         # Before the greeting: who has read it may run a command on the folder.
         with accept_commands(live, workspace, "none" if self.nats else self.state):
             if worker is None:
@@ -340,20 +324,15 @@ def _build_url(host: str, port: int, path: str) -> str:
 
 
 def _refuse_http_options(context: typer.Context) -> None:
-    for option in context.command.params:
-        if option.name not in _STDIO_OPTIONS and _get_source(context, option.name) == "COMMANDLINE":
-            fail(f"{option.opts[0]} is for HTTP; with --stdio, the process that starts the server is its only client")
+    for given in context.command.params:
+        if given.name not in _STDIO_OPTIONS and _get_source(context, given.name) == "COMMANDLINE":
+            fail(f"{given.opts[0]} is for HTTP; with --stdio, the process that starts the server is its only client")
 
 
 def _get_source(context: typer.Context, name: str) -> str | None:
     """Return the source of the value of an option: "COMMANDLINE", "ENVIRONMENT" or "DEFAULT"."""
     source = context.get_parameter_source(name)
     return source.name if source is not None else None
-
-
-def _exit_with_0(number: int) -> NoReturn:
-    """End the command, also during its start: a stop on request is not a failure."""
-    raise SystemExit(0)
 
 
 def _limit_shutdown() -> None:

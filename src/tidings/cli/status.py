@@ -10,19 +10,19 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from tidings.cli.logs import LogOptions
-from tidings.cli.output import pluralize
+from tidings.cli.output import pluralize, render_rows
 from tidings.core.model import Change, Feature, Operation
-from tidings.core.redact import change_name, one_line, topic_name
+from tidings.core.redact import change_name, topic_name
 from tidings.workspace.problems import Problem
 from tidings.workspace.source import ERRORS
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+    from rich.console import Console
 
     from tidings.live import Live
     from tidings.workspace.source import Workspace
@@ -176,7 +176,7 @@ class Panel(_Status):
         current = (rows, self._console.size)
         if current != self._last:
             self._last = current
-            self._display.update(self._render(rows), refresh=True)
+            self._display.update(render_rows(self._title, rows), refresh=True)
 
     def _list_rows(self) -> list[tuple[str, str, str]]:
         """Return the label, the text and the style of each row."""
@@ -191,22 +191,7 @@ class Panel(_Status):
         for change, text in reversed(self._newest):
             clock = time.strftime("%H:%M:%S", time.localtime(change.time))
             rows.append(("changes", f"{clock}  {text}", ""))
-        rows += [("problems", one_line(str(problem)), "red") for problem in problems[:_ROWS]]
+        rows += [("problems", str(problem), "red") for problem in problems[:_ROWS]]
         if len(problems) > _ROWS:
             rows.append(("problems", f"and {len(problems) - _ROWS} more", ""))
         return rows
-
-    def _render(self, rows: Iterable[tuple[str, str, str]]) -> RenderableType:
-        from rich.console import Group
-        from rich.rule import Rule
-        from rich.table import Table
-        from rich.text import Text
-
-        grid = Table.grid(padding=(0, 2))
-        grid.add_column(style="dim", no_wrap=True, min_width=len("problems"))  # a long line must not shorten the labels
-        grid.add_column(overflow="ellipsis", no_wrap=True)
-        previous = ""
-        for label, text, style in rows:
-            grid.add_row("" if label == previous else label, Text(text, style=style))
-            previous = label
-        return Group(Rule(Text(self._title, style="bold"), align="left", style="dim"), grid)

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
-import typer
 
 from tidings.cli.auth import read_secret, read_token
 from tidings.cli.control import Action, request_control
-from tidings.cli.options import Target, Token, TokenFile, is_url
+from tidings.cli.options import Lines, Target, Token, TokenFile, argument, is_url, option
 from tidings.cli.output import fail, print_json_lines, print_stderr, print_stdout, print_table
 from tidings.cli.state import edit_state, find_state, read_state, restore_hub
 from tidings.core.model import Feature, topics_json
@@ -32,37 +31,32 @@ _STYLES = {"dead": "red", "suspended": "red", "retrying": "yellow", "": "green"}
 def subscriptions(
     target: Target = ".",
     action: Annotated[
-        Action, typer.Argument(help="The action; revive resumes deliveries to a URL that the server had given up.")
+        Action, argument("The action; revive resumes deliveries to a URL that the server had given up.")
     ] = Action.LIST,
-    name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="The name of the subscription.", show_default=False)
-    ] = None,
-    webhook: Annotated[str | None, typer.Option(help="add: the URL to deliver changes to.", metavar="URL")] = None,
+    name: Annotated[str | None, argument("The name of the subscription.", "NAME", show_default=False)] = None,
+    webhook: Annotated[str | None, option("add: the URL to deliver changes to.", "URL")] = None,
     feature: Annotated[
         list[Feature] | None,
-        typer.Option(
-            help="add: a list to watch. May be repeated; the default is all lists, or none with --uri.",
-            metavar="tools|prompts|resources",
+        option(
+            "add: a list to watch. May be repeated; the default is all lists, or none with --uri.",
+            "tools|prompts|resources",
         ),
     ] = None,
     uri: Annotated[
-        list[str] | None,
-        typer.Option(help="add: a resource whose content to watch, or a pattern. May be repeated.", metavar="URI"),
+        list[str] | None, option("add: a resource whose content to watch, or a pattern. May be repeated.", "URI")
     ] = None,
     secret_file: Annotated[
         Path | None,
-        typer.Option(
-            help="add: the file with the secret that signs deliveries; several while you replace one by another. "
-            "Without it, a new secret is created and shown once.",
-            metavar="FILE",
-            readable=False,
+        option(
+            "add: the file with the secret that signs deliveries; several while you replace one by another. Without "
+            "it, a new secret is created and shown once.",
+            "FILE",
         ),
     ] = None,
     owner: Annotated[
-        str | None,
-        typer.Option(help="For a folder: the owner, if several callers use the same name.", metavar="CLIENT[/SUBJECT]"),
+        str | None, option("For a folder: the owner, if several callers use the same name.", "CLIENT[/SUBJECT]")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
+    as_json: Lines = False,
     auth_token: Token = None,
     auth_token_file: TokenFile = None,
 ) -> None:
@@ -72,10 +66,9 @@ def subscriptions(
     """
     if (name is None) != (action is Action.LIST):
         fail(f"{action} requires the NAME of a subscription" if name is None else "list takes no name")
-    options = {"--webhook": webhook, "--feature": feature, "--uri": uri, "--secret-file": secret_file}
-    for option, value in options.items():
-        if value and action is not Action.ADD:
-            fail(f"{option} is for add, not for {action}")
+    for_add = {"--webhook": webhook, "--feature": feature, "--uri": uri, "--secret-file": secret_file}
+    for given in (name for name, value in for_add.items() if value and action is not Action.ADD):
+        fail(f"{given} is for add, not for {action}")
     if owner is not None and is_url(target):
         fail("--owner is for a folder; a server shows only the caller's own subscriptions")
     params: dict[str, Any] = {} if name is None else {"name": name}

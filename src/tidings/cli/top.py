@@ -9,11 +9,9 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import urljoin
 
-import typer
-
 from tidings.cli.auth import TOKEN_VARIABLE, read_token
-from tidings.cli.options import Token, TokenFile, is_url
-from tidings.cli.output import fail, pluralize, print_json_lines, print_stderr, print_stdout
+from tidings.cli.options import Token, TokenFile, argument, flag, is_url
+from tidings.cli.output import fail, pluralize, print_json_lines, print_stderr, print_stdout, render_rows
 from tidings.core.redact import one_line
 from tidings.errors import TidingsError
 from tidings.wire.sse import read_events
@@ -45,8 +43,8 @@ _Show = Callable[[dict[str, Any]], None]
 
 
 def top(
-    target: Annotated[str, typer.Argument(metavar="URL", help="A running server, for example its endpoint.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print each overview as one line of JSON.")] = False,
+    target: Annotated[str, argument("A running server, for example its endpoint.", "URL")],
+    as_json: Annotated[bool, flag("--json", "Print each overview as one line of JSON.")] = False,
     auth_token: Token = None,
     auth_token_file: TokenFile = None,
 ) -> None:
@@ -185,21 +183,8 @@ def _print_line(overview: dict[str, Any]) -> None:
 
 
 def _render(overview: dict[str, Any]) -> RenderableType:
-    from rich.console import Group
-    from rich.rule import Rule
-    from rich.table import Table
-    from rich.text import Text
-
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="dim", no_wrap=True, min_width=len("deliveries"))
-    grid.add_column(overflow="ellipsis", no_wrap=True)
-    previous = ""
-    for label, text, style in _list_rows(overview):
-        grid.add_row("" if label == previous else label, Text(one_line(text), style=style))
-        previous = label
     server = overview["server"]
-    title = one_line(f"{server['name']} {server['version']}".strip())
-    return Group(Rule(Text(title, style="bold"), align="left", style="dim"), grid)
+    return render_rows(one_line(f"{server['name']} {server['version']}".strip()), _list_rows(overview))
 
 
 def _list_rows(overview: dict[str, Any]) -> Iterable[tuple[str, str, str]]:

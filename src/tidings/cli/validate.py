@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from tidings.cli.folder import open_workspace
-from tidings.cli.options import Folder
-from tidings.cli.output import pluralize, print_json
+from tidings.cli.options import Folder, flag
+from tidings.cli.output import pluralize, print_json, print_styled
 from tidings.core.redact import one_line
 
 __all__ = ["validate"]
@@ -18,7 +18,7 @@ __all__ = ["validate"]
 
 def validate(
     folder: Folder = Path(),
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    as_json: Annotated[bool, flag("--json", "Print the result as JSON.")] = False,
 ) -> None:
     """Load all files as a server does, and print each problem.
 
@@ -43,15 +43,11 @@ def validate(
         found = [{"path": problem.path, "line": problem.line, "message": problem.message} for problem in problems]
         print_json({"workspace": str(workspace.root), "items": items, "problems": found})
     else:
-        from rich.console import Console
-        from rich.text import Text
-
-        console = Console(soft_wrap=True, highlight=False)
         for problem in problems:
             # Editors and CI systems look for FILE:LINE, so an unknown line is line 1.
             place = f"{folder / problem.path}:{problem.line or 1}:"
-            console.print(Text.assemble((one_line(place), "bold"), " ", one_line(problem.message)))
+            print_styled((one_line(place), "bold"), (f" {one_line(problem.message)}", ""))
         result = pluralize(len(problems), "problem") if problems else "No problems"
         summary = ", ".join(pluralize(number, feature.removesuffix("s")) for feature, number in items.items())
-        console.print(Text(f"{result}; {summary}", style="red" if problems else "green"))
+        print_styled((f"{result}; {summary}", "red" if problems else "green"))
     raise typer.Exit(1 if problems else 0)

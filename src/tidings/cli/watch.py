@@ -9,11 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
 
-import typer
-
-from tidings.cli.options import Token, TokenFile
+from tidings.cli.options import Header, Lines, Program, Token, TokenFile, flag, option, read_server
 from tidings.cli.output import fail, print_stderr
-from tidings.cli.target import Header, read_server
 from tidings.core.model import Feature, Operation
 
 __all__ = ["watch"]
@@ -23,46 +20,32 @@ _CLOSE_TIMEOUT = 8.0
 
 
 def watch(
-    target: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="URL|COMMAND",
-            help="The URL of a server, or the command that starts a stdio server: in quotes, or after `--`.",
-            show_default=False,
-        ),
-    ],
+    target: Program,
     feature: Annotated[
         list[Feature] | None,
-        typer.Option(
-            help="A list to watch. May be repeated; the default is all lists, or none with --uri.",
-            metavar="tools|prompts|resources",
+        option(
+            "A list to watch. May be repeated; the default is all lists, or none with --uri.", "tools|prompts|resources"
         ),
     ] = None,
     uri: Annotated[
         list[str] | None,
-        typer.Option(
-            help="A resource whose content to watch; for Tidings servers also a pattern. May be repeated.",
-            metavar="URI",
-        ),
+        option("A resource whose content to watch; for Tidings servers also a pattern. May be repeated.", "URI"),
     ] = None,
     operation: Annotated[
         list[Operation] | None,
-        typer.Option(
-            help="Only changes of this kind. May be repeated; the default is all.",
-            metavar="added|removed|updated|deleted",
-        ),
+        option("Only changes of this kind. May be repeated; the default is all.", "added|removed|updated|deleted"),
     ] = None,
     command: Annotated[
         str | None,
-        typer.Option(
-            "--exec",
-            help="Run this shell command for each change. It gets the change as JSON on standard input, and "
+        option(
+            "Run this shell command for each change. It gets the change as JSON on standard input, and "
             "TIDINGS_OPERATION, TIDINGS_FEATURE, TIDINGS_NAME and TIDINGS_TIME.",
-            metavar="CMD",
+            "CMD",
+            "--exec",
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
-    legacy: Annotated[bool, typer.Option("--legacy", help="Use a protocol version before 2026-07-28.")] = False,
+    as_json: Lines = False,
+    legacy: Annotated[bool, flag("--legacy", "Use a protocol version before 2026-07-28.")] = False,
     header: Header = None,
     auth_token: Token = None,
     auth_token_file: TokenFile = None,
@@ -87,11 +70,8 @@ def watch(
         command_line = StdioServerParameters(command=server.words[0], args=list(server.words[1:]), env={**os.environ})
     options = WatchOptions(
         target=command_line or server.name,
-        name=server.name,
-        transport="http" if server.is_http else "stdio",
+        server=server,
         is_legacy=legacy,
-        token=server.token,
-        headers=server.headers,
         features=frozenset(feature or ([] if uri else Feature)),
         uris=tuple(uri or ()),
         operations=frozenset(operation or Operation),

@@ -13,10 +13,10 @@ import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from mcp.client.client import Client
 from mcp.shared.exceptions import MCPError
@@ -24,9 +24,10 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from tidings.cli.exec_hook import ExecHook
 from tidings.cli.logs import TextFormatter
-from tidings.cli.output import pluralize, print_json_lines, print_stderr, print_stdout
+from tidings.cli.options import Server
+from tidings.cli.output import pluralize, print_json_lines, print_stderr, print_styled
 from tidings.cli.remote import bearer_headers, connect
-from tidings.cli.watch_change import Connected, Line, WatchedChange, format_latency
+from tidings.cli.watch_change import Connected, WatchedChange, format_latency
 from tidings.client import Detected, ItemChange, Mirror, Status
 from tidings.core.frames import CHANGE_KEY, DELETED_METHOD, EXTENSION
 from tidings.core.model import UPDATED_METHOD, Feature, Operation
@@ -48,11 +49,8 @@ _WAIT_NOTICE = 5.0
 class WatchOptions:
     target: Any
     """For the `Client` of the SDK: a URL, or the parameters of a stdio server."""
-    name: str
-    transport: Literal["http", "stdio"]
+    server: Server
     is_legacy: bool
-    token: str | None
-    headers: Mapping[str, str]
     features: frozenset[Feature]
     uris: tuple[str, ...]
     operations: frozenset[Operation]
@@ -95,18 +93,18 @@ def _filter_sdk_record(record: logging.LogRecord) -> bool:
 @asynccontextmanager
 async def _connect(options: WatchOptions) -> AsyncIterator[Mirror]:
     client = Client(options.target, mode="legacy" if options.is_legacy else "auto")
-    mirror = Mirror(client, headers={**bearer_headers(options.token), **options.headers})
+    mirror = Mirror(client, headers=bearer_headers(options.server.token) | options.server.headers)
     notice = asyncio.get_running_loop().call_later(
-        _WAIT_NOTICE, print_stderr, f"Waiting for the first answer of {options.name}. Stop with Ctrl-C."
+        _WAIT_NOTICE, print_stderr, f"Waiting for the first answer of {options.server.name}. Stop with Ctrl-C."
     )
     try:
-        async with asyncio.timeout(_ANSWER_TIMEOUT if options.transport == "http" else None):
+        async with asyncio.timeout(_ANSWER_TIMEOUT if options.server.is_http else None):
             await mirror.__aenter__()
     except TimeoutError:
-        raise Disconnected(f"{options.name} did not answer within {_ANSWER_TIMEOUT:g} s") from None
+        raise Disconnected(f"{options.server.name} did not answer within {_ANSWER_TIMEOUT:g} s") from None
     except Disconnected as error:
-        if options.transport == "http":
-            async with connect(options.target, options.token, options.headers):
+        if options.server.is_http:
+            async with connect(options.target, options.server.token, options.server.headers):
                 pass  # it says why: a missing token, another path, a server that does not run
             raise
         raise Disconnected(
@@ -132,7 +130,7 @@ class _Session:
         self._after_reconnect: set[str] = set()
         """The URIs that the mirror reports once after a reconnect, because their contents may have changed."""
         self._hook = ExecHook(options.command, is_json=options.is_json) if options.command else None
-        self._print: Callable[[WatchedChange], None] = _print_json if options.is_json else _make_printer()
+        self._print: Callable[[WatchedChange], None] = _print_json if options.is_json else _print_lines
         self._started = time.monotonic()
         self._counts: Counter[str] = Counter()
         self._latencies: list[float] = []
@@ -215,7 +213,7 @@ class _Session:
 
     def _describe_connection(self) -> Connected:
         version = self._client.protocol_version
-        return Connected(version, version in MODERN_PROTOCOL_VERSIONS, self._options.transport)
+        return Connected(version, version in MODERN_PROTOCOL_VERSIONS, self._options.server.transport)
 
     def _check_connection(self) -> None:
         """Note whether the mirror has a new connection."""
@@ -268,7 +266,7 @@ class _Session:
         lists = {"tool": snapshot.tools, "prompt": snapshot.prompts, "resource": snapshot.resources}
         lists["template"] = snapshot.templates
         items = ", ".join(pluralize(len(found), noun) for noun, found in lists.items())
-        print_stderr(f"Watching {self._options.name}: {self._connection_text()}; {items}. Stop with Ctrl-C.")
+        print_stderr(f"Watching {self._options.server.name}: {self._connection_text()}; {items}. Stop with Ctrl-C.")
 
     def summarize(self) -> None:
         duration = time.monotonic() - self._started
@@ -296,22 +294,6 @@ def _print_json(change: WatchedChange) -> None:
     print_json_lines([change.as_json()])
 
 
-def _make_printer() -> Callable[[WatchedChange], None]:
-    """Return the function that prints a change as lines: with colours on a terminal."""
-    if not sys.stdout.isatty():
-        return lambda change: _print_lines(change.as_lines())
-    from rich.console import Console
-    from rich.text import Text
-
-    console = Console(highlight=False)
-
-    def print_styled(change: WatchedChange) -> None:
-        for line in change.as_lines():
-            console.print(Text.assemble(*line), soft_wrap=True)
-
-    return print_styled
-
-
-def _print_lines(lines: Iterable[Line]) -> None:
-    for line in lines:
-        print_stdout("".join(text for text, _ in line))
+def _print_lines(change: WatchedChange) -> None:
+    for line in change.as_lines():
+        print_styled(*line)

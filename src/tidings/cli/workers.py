@@ -22,6 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import InitVar, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -53,14 +54,14 @@ class Worker(NamedTuple):
         return self.name == next(iter(self.sockets))
 
 
+@dataclass(eq=False)
 class _Process:
     """A worker as its parent sees it."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.pid: int | None = None
-        self.restarts = Restarts()
-        self.report = b""
+    name: str
+    pid: int | None = None
+    restarts: Restarts = field(default_factory=Restarts)
+    report: bytes = b""
 
 
 def run_workers(
@@ -121,26 +122,20 @@ def _alive_pipe() -> Iterator[tuple[int, int]]:
         os.close(writing)
 
 
+@dataclass
 class _Parent:
-    def __init__(
-        self,
-        number: int,
-        run: Callable[[Worker], None],
-        on_ready: Callable[[dict[str, Any]], None],
-        keep_nats: Callable[[], float | None],
-        folder: Path,
-        signals: _Signals,
-        alive: tuple[int, int],
-    ) -> None:
+    number: InitVar[int]
+    _run: Callable[[Worker], None]
+    _on_ready: Callable[[dict[str, Any]], None]
+    _keep_nats: Callable[[], float | None]
+    _folder: Path
+    _signals: _Signals
+    _alive: tuple[int, int]
+
+    def __post_init__(self, number: int) -> None:
         self._processes = [_Process(str(index)) for index in range(1, number + 1)]
-        self._run = run
-        self._on_ready = on_ready
-        self._keep_nats = keep_nats
-        self._folder = folder
-        self._signals = signals
-        self._alive = alive
         self._selector = selectors.DefaultSelector()
-        self._selector.register(signals.receiver, selectors.EVENT_READ)
+        self._selector.register(self._signals.receiver, selectors.EVENT_READ)
         self._missing = {process.name for process in self._processes}
         """The workers that have never reported."""
         self._served: dict[str, Any] = {}

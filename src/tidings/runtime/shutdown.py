@@ -15,6 +15,7 @@ flushed, telemetry is sent. A client that ends its server waits about two second
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import os
 import signal
@@ -34,6 +35,7 @@ __all__ = [
     "STDIO_DEADLINE",
     "STOP_WORKERS",
     "exit_after",
+    "exit_on_signals",
     "exit_process",
     "on_signals",
     "run_at_exit",
@@ -61,6 +63,9 @@ HTTP_DEADLINE = FINISH_CALLS + GRACE + 1.0
 
 STDIO_DEADLINE = END_STREAMS + GRACE
 """Seconds from the signal, or from the last answer, to the exit. There is no call to finish, and a client waits."""
+
+START_DEADLINE = 1.0
+"""Seconds from a signal to the exit while a server starts: longer than most of its steps, so that it clears up."""
 
 EXIT_TIMEOUT = 0.5
 """Seconds for the functions of `exit_process`. Most of the time of a client has passed by then."""
@@ -101,6 +106,30 @@ def on_signals(handle: Callable[[int], object], *, chains: bool = False) -> Iter
 
 
 @contextmanager
+def exit_on_signals() -> Iterator[Callable[[], None]]:
+    """Exit with 0 after a signal in this block: at the next call of the function that is yielded or at the end of the
+    block, and after `START_DEADLINE` in any case.
+
+    The handler raises nothing: Python ignores what is raised in a callback, for example in one of an import."""
+    received: list[int] = []
+
+    def handle(number: int) -> None:
+        if not received:
+            exit_after(START_DEADLINE, 0)
+        received.append(number)
+
+    def check() -> None:
+        if received:
+            raise SystemExit(0)
+
+    with on_signals(handle):
+        try:
+            yield check
+        finally:
+            check()
+
+
+@contextmanager
 def run_at_exit(function: Callable[[], object]) -> Iterator[None]:
     """Call a function if the process exits within the block.
 
@@ -115,9 +144,14 @@ def run_at_exit(function: Callable[[], object]) -> Iterator[None]:
 
 def exit_after(seconds: float, status: int, before: Callable[[], object] = lambda: None) -> None:
     """Exit later, even if a thread still runs then, which can't be interrupted. Call `before` first."""
-    timer = threading.Timer(seconds, lambda: (before(), exit_process(status)))
-    timer.daemon = True
-    timer.start()
+
+    def wait() -> None:
+        threading.Event().wait(seconds)
+        before()
+        exit_process(status)
+
+    # Not a `Thread`: the caller may be a signal handler that has interrupted code which holds a lock of `threading`.
+    _thread.start_new_thread(wait, ())
 
 
 def exit_process(status: int) -> NoReturn:
