@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import signal
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.support.command import DEADLINE, HELLO, line_with, run_command, serving, start_command
+from tests.support.command import HELLO, Running, line_with, run_command, running, serving, start_command
 from tests.support.sdk_clients import MODERN, open_client
 from tests.support.sdk_clients import serving as serving_board
 from tests.support.stores import StoredServer
@@ -21,32 +17,8 @@ from tests.support.terminal import run_on_terminal
 pytestmark = pytest.mark.anyio
 
 
-class Follower:
-    """A process `tidings history --follow --json`."""
-
-    def __init__(self, process: Any) -> None:
-        self.process = process
-
-    async def wait_for(self, text: str) -> dict[str, Any]:
-        """Return the next change whose line contains a text."""
-        change: dict[str, Any] = json.loads(await line_with(self.process.stdout, text))
-        return change
-
-    async def interrupt(self) -> str:
-        """End it with Ctrl-C, and return the rest of its standard error."""
-        self.process.send_signal(signal.SIGINT)
-        assert await self.process.wait() == 130
-        errors: str = (await self.process.stderr.read()).decode()
-        assert "Traceback" not in errors
-        return errors
-
-
-@asynccontextmanager
-async def following(*arguments: object, token: str | None = None) -> AsyncIterator[Follower]:
-    env = {"TIDINGS_AUTH_TOKEN": token} if token is not None else {}
-    command = ("history", *arguments, "--follow", "--json")
-    async with asyncio.timeout(3 * DEADLINE), start_command(*command, env=env) as process:
-        yield Follower(process)
+def following(*arguments: object, token: str | None = None) -> AbstractAsyncContextManager[Running]:
+    return running("history", *arguments, "--follow", "--json", token=token)
 
 
 async def test_history_of_a_server_is_printed_as_lines_json_or_a_table() -> None:
@@ -104,11 +76,11 @@ async def test_history_error_is_one_line(board: Path, arguments: list[str], mess
 async def test_follow_continues_with_new_changes_until_ctrl_c() -> None:
     with serving_board("mcpserver") as url:
         async with open_client(url, MODERN) as client, following(url, "--limit", 1) as follower:
-            await follower.wait_for("revision")
+            await follower.change("revision")
             await client.change("add", feature="tools", key="new")
-            assert (await follower.wait_for("new"))["operation"] == "added"
+            assert (await follower.change("new"))["operation"] == "added"
             await client.change("updated", uri="board://a")
-            assert (await follower.wait_for("board://a"))["operation"] == "updated"
+            assert (await follower.change("board://a"))["operation"] == "updated"
             await follower.interrupt()
 
 
@@ -120,9 +92,9 @@ async def test_follow_gets_changes_that_the_server_sends_no_notification_of(call
         async with open_client(url, MODERN, token="alice") as client:
             await client.change("updated", uri="board://a")
             async with following(url, token=caller) as follower:
-                await follower.wait_for("board://a")
+                await follower.change("board://a")
                 await client.change("updated", uri="board://b")
-                assert (await follower.wait_for("board://b"))["operation"] == "updated"
+                assert (await follower.change("board://b"))["operation"] == "updated"
                 assert await follower.interrupt() == ""
 
 
@@ -131,9 +103,9 @@ async def test_history_of_a_folder_is_available_with_and_without_its_server(boar
         (board / "tools" / "hello.py").write_text(HELLO)
         await server.line_with("hello added")
         async with following(board) as follower:
-            assert (await follower.wait_for('"hello"'))["operation"] == "added"
+            assert (await follower.change('"hello"'))["operation"] == "added"
             (board / "tools" / "hello.py").unlink()
-            assert (await follower.wait_for("removed"))["name"] == "hello"
+            assert (await follower.change("removed"))["name"] == "hello"
             await follower.interrupt()
         of_server = (await run_command("history", server.url, "--json", "--limit", 0)).json_lines()
         await server.stop()
@@ -151,11 +123,11 @@ async def test_follow_continues_after_a_restart_of_the_server(board: Path) -> No
     async with serving(board) as server:
         port = server.url.split(":")[2].split("/")[0]
         async with following(server.url, "--limit", 1) as follower:
-            await follower.wait_for("revision")
+            await follower.change("revision")
             await server.stop()
             (board / "tools" / "hello.py").write_text(HELLO)
             async with start_command("serve", board, "--port", port):
-                assert (await follower.wait_for('"hello"'))["operation"] == "added"
+                assert (await follower.change('"hello"'))["operation"] == "added"
                 await follower.interrupt()
 
 
@@ -168,11 +140,11 @@ async def test_follow_waits_for_a_state_file_that_was_deleted(tmp_path: Path) ->
         server.store.close()
     async with following(path) as follower:
         errors = follower.process.stderr
-        await follower.wait_for("first")
+        await follower.change("first")
         path.unlink()
         await line_with(errors, "there is no such file")
         freeze_objects.rename(path)
-        assert (await follower.wait_for("second"))["operation"] == "added"
+        assert (await follower.change("second"))["operation"] == "added"
         path.unlink()
         # Each message once, and nothing between them.
         assert "Another state is in this file now" in (await errors.readline()).decode()

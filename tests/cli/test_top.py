@@ -7,56 +7,26 @@ import json
 import os
 import pty
 import signal
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import httpx2
 import pytest
 
-from tests.support.command import DEADLINE, HELLO, TOKEN, run_command, serving, start_command, tidings
+from tests.support.command import DEADLINE, HELLO, TOKEN, run_command, running, serving, start_command, tidings
 from tests.support.receiver import receiving
 from tests.support.terminal import Screen
 
 pytestmark = pytest.mark.anyio
 
 
-class Watcher:
-    """A process `tidings top`."""
-
-    def __init__(self, process: Any) -> None:
-        self.process = process
-
-    async def line(self) -> str:
-        line: str = (await self.process.stdout.readline()).decode()
-        assert line, (await self.process.stderr.read()).decode()
-        return line
-
-    async def interrupt(self) -> str:
-        """End it with Ctrl-C, and return the rest of its standard error."""
-        self.process.send_signal(signal.SIGINT)
-        assert await self.process.wait() == 130
-        errors: str = (await self.process.stderr.read()).decode()
-        assert "Traceback" not in errors
-        return errors
-
-
-@asynccontextmanager
-async def watching(*arguments: object, token: str | None = None) -> AsyncIterator[Watcher]:
-    env = {"TIDINGS_AUTH_TOKEN": token} if token is not None else {}
-    async with asyncio.timeout(3 * DEADLINE), start_command("top", *arguments, env=env) as process:
-        yield Watcher(process)
-
-
 async def test_overview_is_printed_at_once_and_after_each_change(board: Path) -> None:
-    async with serving(board) as server, watching(server.url, "--json") as top:
+    async with serving(board) as server, running("top", server.url, "--json") as top:
         first = json.loads(await top.line())
         assert (first["mode"], first["problems"]) == ("read", [])
         (board / "tools" / "hello.py").write_text(HELLO)
         while json.loads(await top.line())["catalog"]["tools"]["items"] == first["catalog"]["tools"]["items"]:
             pass
-        async with watching(server.url.replace("/mcp", "")) as plain:
+        async with running("top", server.url.replace("/mcp", "")) as plain:
             assert "0 clients" in await plain.line()
             assert await plain.interrupt() == ""
         assert await top.interrupt() == ""
@@ -66,7 +36,7 @@ async def test_overview_is_printed_at_once_and_after_each_change(board: Path) ->
 async def test_overview_continues_after_the_server_restarts(board: Path) -> None:
     async with serving(board, "--json") as server:
         port = httpx2.URL(server.url).port
-        async with watching(server.url, "--json") as top:
+        async with running("top", server.url, "--json") as top:
             first = json.loads(await top.line())
             await server.stop()
             async with start_command("serve", board, "--port", port):
@@ -82,7 +52,7 @@ async def test_token_is_needed_where_the_server_needs_it(board: Path) -> None:
         refused.check_error("requires a token", "--auth-token-file")
         wrong = await run_command("top", server.url, token="wrong")
         wrong.check_error("does not accept this token")
-        async with watching(server.url, "--json", token=TOKEN) as top:
+        async with running("top", server.url, "--json", token=TOKEN) as top:
             assert json.loads(await top.line())["server"]["login"] is True
             await top.interrupt()
         await server.stop()
@@ -124,7 +94,7 @@ async def test_overview_continues_after_a_proxy_had_no_server(board: Path) -> No
     async with receiving() as receiver:
         receiver.answers(200, 502, 502, 200)  # the overview; its events; both again
         receiver.body = overview.content
-        async with watching(receiver.url, "--json") as top:
+        async with running("top", receiver.url, "--json") as top:
             assert await top.line() == await top.line()
             assert "answered 502" in await top.interrupt()
 

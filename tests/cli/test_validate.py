@@ -131,15 +131,6 @@ def test_validate_finds_every_fault_of_a_file(tmp_path: Path) -> None:
     assert len(found.splitlines()) == 19
 
 
-def test_a_folder_that_serves_nothing_is_a_problem(tmp_path: Path) -> None:
-    write(tmp_path, {"tidings.toml": 'name = "x"\n'})
-    found = tidings("validate", tmp_path)
-    assert found.status == 1
-    assert found.stdout.startswith(f"{tmp_path}:1: this folder serves nothing yet; add a file to tools/")
-    write(tmp_path, {"tidings.toml": "[events]\n", "events/deploy.meta.json": "{}"})
-    assert tidings("validate", tmp_path).status == 0
-
-
 def test_validate_finds_links_that_lead_outside(tmp_path: Path) -> None:
     root = tmp_path / "project"
     write(tmp_path, {"outside.txt": "secret", "folder/x.txt": "x", "project/resources/in.txt": "in"})

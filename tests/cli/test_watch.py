@@ -8,7 +8,6 @@ import os
 import pty
 import re
 import shlex
-import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.command import DEADLINE, HELLO, line_with, replace_file, run_command, serving, start_command
+from tests.support.command import DEADLINE, HELLO, Running, replace_file, run_command, serving, start_command
 from tests.support.defective_server import DefectiveServer
 from tests.support.forking import forked_command
 from tests.support.scripted_server import ScriptedServer
@@ -32,31 +31,15 @@ EVIL = "\x1b[31mred\n12:00:00.000  added"
 """A text that would control a terminal, and that looks like two lines."""
 
 
-class Watch:
+class Watch(Running):
     """A process `tidings watch`."""
 
-    def __init__(self, process: Any) -> None:
-        self.process = process
-        self.greeting = ""
-
-    async def line(self, text: str) -> str:
-        """Return the next line of standard output that contains a text."""
-        return await line_with(self.process.stdout, text)
-
-    async def change(self, text: str) -> dict[str, Any]:
-        change: dict[str, Any] = json.loads(await self.line(text))
-        return change
-
-    async def status(self, text: str) -> str:
-        """Return the next line of standard error that contains a text."""
-        return await line_with(self.process.stderr, text)
+    status_of_interrupt = 0
+    greeting = ""
 
     async def interrupt(self) -> str:
-        """End it with Ctrl-C, and return the rest of its standard error, which ends with the summary."""
-        self.process.send_signal(signal.SIGINT)
-        errors: str = (await self.process.stderr.read()).decode()
-        assert await self.process.wait() == 0
-        assert "Traceback" not in errors
+        """Check also that the rest ends with the summary."""
+        errors = await super().interrupt()
         assert re.search(r"^Watched for \d+ s: .*\.$", errors.splitlines()[-1])
         return errors
 

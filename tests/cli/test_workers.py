@@ -32,7 +32,7 @@ from tests.support.command import (
     tidings,
 )
 from tests.support.receiver import receiving, verify
-from tests.support.waiting import DEADLINE, is_served, until
+from tests.support.waiting import DEADLINE, is_running, is_served, until
 from tests.support.wire_clients import LegacyWire, Stream, Wire, read_answer
 
 pytestmark = [
@@ -89,15 +89,6 @@ async def find_workers(url: str, http: httpx2.AsyncClient, number: int) -> tuple
             workers.add(worker)
     assert len(workers) == number
     return workers, parent
-
-
-def is_running(pid: int) -> bool:
-    """Return whether a process exists and has not ended. Its new parent may not have collected its status yet."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state not in "ZX"
 
 
 def children_of(parent: int) -> set[int]:

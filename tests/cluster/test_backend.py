@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 
 import pytest
@@ -16,7 +16,6 @@ from tests.support.backends import Replica, replica
 from tests.support.waiting import until
 from tidings.cluster import MemoryBackend, Nats
 from tidings.cluster.backend import Backend, CallFailed, NotDelivered, TooLarge, Unavailable, Write
-from tidings.cluster.embedded import EmbeddedNats
 from tidings.cluster.memory import MemoryTable
 
 pytestmark = pytest.mark.anyio
@@ -25,12 +24,6 @@ MakeBackend = Callable[[], Backend]
 Join = Callable[[str], AbstractAsyncContextManager[Replica]]
 
 NUMBERS = itertools.count()
-
-
-@pytest.fixture(scope="module")
-def nats_url() -> Iterator[str]:
-    with EmbeddedNats() as server:
-        yield server.url
 
 
 @pytest.fixture(params=["memory", "nats"])

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from typing import Annotated, Any, cast
 
@@ -38,7 +38,6 @@ from tests.support.uvicorn_server import address_of, run_uvicorn
 from tests.support.waiting import DEADLINE, until
 from tidings.cluster.backend import Backend, CallHandler, NotDelivered, OnProgress
 from tidings.cluster.calls import IDLE_TIMEOUT, forward, handle, is_forwarded
-from tidings.cluster.embedded import EmbeddedNats
 from tidings.cluster.memory import MemoryBackend, MemoryTable
 from tidings.cluster.nats import Nats
 from tidings.core.counts import Counts
@@ -111,12 +110,6 @@ class Replicas:
         running = self.running.pop(name)
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
-
-
-@pytest.fixture(scope="module")
-def nats_url() -> Iterator[str]:
-    with EmbeddedNats() as server:
-        yield server.url
 
 
 @pytest.fixture(params=["memory", "nats"])

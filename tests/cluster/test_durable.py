@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from random import Random
@@ -22,7 +22,7 @@ from tests.support.hooks import nothing
 from tests.support.receiver import Receiver, receiving, verify
 from tests.support.uvicorn_server import address_of, run_uvicorn
 from tests.support.waiting import DEADLINE, until
-from tests.support.wire_clients import LegacyWire, Stream, Wire
+from tests.support.wire_clients import LegacyWire, Stream, Wire, http
 from tidings import Feature, Live, Policy
 from tidings.cluster import MemoryBackend, Nats
 from tidings.cluster.backend import Backend, Write
@@ -30,6 +30,8 @@ from tidings.cluster.embedded import EmbeddedNats
 from tidings.cluster.memory import MemoryTable
 from tidings.core.frames import CURSOR_KEY, DURABLE_KEY, RESUME_KEY
 from tidings.store.durable import SERVER, DurableSubscription, Key
+
+__all__ = ["http"]
 
 pytestmark = pytest.mark.anyio
 
@@ -40,18 +42,6 @@ HOOK = (SERVER, "hook")
 LAPTOP = (None, "laptop")
 NONE = DurableSubscription(name="none")
 NAMED = {DURABLE_KEY: {"name": "laptop"}}
-
-
-@pytest.fixture
-async def http() -> AsyncIterator[httpx2.AsyncClient]:
-    async with httpx2.AsyncClient(timeout=DEADLINE, verify=False) as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def nats_url() -> Iterator[str]:
-    with EmbeddedNats() as server:
-        yield server.url
 
 
 @pytest.fixture(params=["memory", "nats"])

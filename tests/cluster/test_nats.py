@@ -26,7 +26,7 @@ from tests.support.backends import replica
 from tests.support.certificates import make_certificates
 from tests.support.nats_credentials import make_credentials
 from tests.support.tcp_proxy import tcp_proxy
-from tests.support.waiting import DEADLINE, free_port, until
+from tests.support.waiting import DEADLINE, free_port, is_running, until
 from tidings.cluster import Nats
 from tidings.cluster.backend import CallFailed, Entry, Unavailable
 from tidings.cluster.embedded import EmbeddedNats
@@ -403,13 +403,6 @@ except KeyboardInterrupt:
     )
     assert not is_running(int(found.stdout))
     assert not list(tmp_path.iterdir())
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except FileNotFoundError:
-        return False
 
 
 def test_an_embedded_server_that_cannot_start_says_why(tmp_path: Path) -> None:

@@ -231,17 +231,6 @@ def test_more_missed_contents_than_are_told_one_by_one_mean_refetch() -> None:
     assert server.resume(server.cursor(known), *uris).refetch == (), "all are current"
 
 
-def test_short_journal_makes_the_notification_incomplete() -> None:
-    server = Server(journal_changes=1)
-    server.change("board://1")
-    cursor = server.cursor()
-    server.change("board://1", "board://2")
-
-    told = server.told(cursor, "board://*")
-
-    assert [(each.topic, each.complete) for each in told] == [("board://1", False), ("board://2", False)]
-
-
 def test_many_missed_contents_are_told_in_several_turns() -> None:
     """Otherwise all other clients would wait for one that returns."""
     server, uris = Server(), [f"board://{number}" for number in range(600)]

@@ -188,17 +188,6 @@ async def test_several_changes_are_listed_up_to_the_limit(fronts: dict[str, str]
                 assert summary.get("truncated", False) == is_truncated
 
 
-async def test_summary_detail_is_only_in_meta(fronts: dict[str, str], http: httpx2.AsyncClient) -> None:
-    wire = Wire(fronts["lowlevel"], http)
-    async with wire.listen(1, EVERYTHING) as stream:
-        await stream.message()
-        await wire.change("add", feature="tools", key="brief")
-        params = (await stream.message())["params"]
-        assert params.keys() == {"_meta"}
-        assert params["_meta"][CHANGE_KEY].keys() == {"operation", "name", "revision", "digest", "complete"}
-        await wire.change("remove", feature="tools", key="brief")
-
-
 async def test_without_detail_notifications_are_the_specified_ones(
     fronts: dict[str, str], http: httpx2.AsyncClient
 ) -> None:

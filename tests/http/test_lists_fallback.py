@@ -47,6 +47,11 @@ def doubled(name: bytes) -> Raw:
     return raw
 
 
+def traced(**fields: object) -> Raw:
+    meta = {**META, "traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", **fields}
+    return posted(modern_body("tools/list", params={"_meta": meta}))
+
+
 DOUBTFUL: dict[str, tuple[bytes, Raw]] = {
     "another host": (b"421", changed(Host="evil.example")),
     "another origin": (b"403", changed(Origin="http://evil.example")),
@@ -82,6 +87,8 @@ DOUBTFUL: dict[str, tuple[bytes, Raw]] = {
         b"400",
         posted(LISTED.replace(b'"_meta": {', b'"_meta": {"\xff": 1, "traceparent": "x", ')),
     ),
+    "a trace that is not text": (b"200", traced(tracestate=[[]])),
+    "baggage that is not text": (b"200", traced(baggage=[1])),
     "invalid capabilities": (
         b"400",
         posted(modern_body("tools/list", params={"_meta": {**META, "io.modelcontextprotocol/clientCapabilities": 7}})),

@@ -15,11 +15,8 @@ from tests.support.faults.wire import Stream, modern_request
 from tests.support.uvicorn_server import address_of, run_uvicorn
 from tests.support.waiting import DEADLINE, until
 from tidings import Live
-from tidings.core.frames import REFETCH_KEY, RESUME_KEY
 
 pytestmark = pytest.mark.anyio
-
-LETTERS = "abcdefghijklmnopqrstuvwxyz012345"
 
 
 @pytest.fixture
@@ -56,11 +53,6 @@ async def send(port: int, *sent: bytes) -> tuple[int, bytes]:
             writer.close()
 
 
-def cursor(live: Live, uris: list[str]) -> dict[str, Any]:
-    known = {uri: {"revision": 1, "digest": "old"} for uri in uris}
-    return {RESUME_KEY: {"epoch": live.epoch, "asOf": 0, "uris": known}}
-
-
 async def test_pattern_that_is_too_long_is_not_granted(port: int) -> None:
     _, event = await send(port, listen(["a://" + "*a" * 100_000]))
 
@@ -82,15 +74,6 @@ async def test_patterns_that_are_too_long_together_are_refused(port: int, uris: 
 
     assert status == 400
     assert f" {size} together; Policy.max_patterns (1000) allows " in json.loads(body)["error"]["message"]
-
-
-async def test_cursor_that_takes_too_long_to_compare_means_refetch(live: Live, port: int) -> None:
-    uris = [f"a://*{one}{two}*" for one in LETTERS for two in LETTERS][:1_000]
-    request = listen(uris, **cursor(live, [f"a://{LETTERS * 3}{number}" for number in range(9_999)]))
-
-    _, event = await send(port, request)
-
-    assert json.loads(event)["params"]["_meta"][REFETCH_KEY] == uris
 
 
 async def test_error_names_the_limit_of_what_all_streams_of_an_address_watch(live: Live, port: int) -> None:

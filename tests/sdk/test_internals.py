@@ -27,11 +27,8 @@ from mcp.server import Server, ServerRequestContext
 from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
 from mcp.server.auth.provider import AccessToken
 from mcp.server.auth.settings import AuthSettings
-from mcp.server.mcpserver import Context, MCPServer
-from mcp.server.mcpserver.prompts import Prompt as SDKPrompt
-from mcp.server.mcpserver.resources import TextResource
+from mcp.server.mcpserver import MCPServer
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
-from mcp.server.subscriptions import ServerEvent, ToolsListChanged
 from mcp.shared.message import SessionMessage
 from mcp_types import CallToolResult, JSONRPCRequest, ListToolsResult, PaginatedRequestParams, TextContent
 from pydantic import AnyHttpUrl
@@ -109,40 +106,6 @@ print("after", input(), flush=True)
 # Watching
 
 
-def test_registries_of_an_mcpserver_are_watched_and_used() -> None:
-    server = MCPServer("board")
-    woken: list[str] = []
-    internals.watch_mcpserver(server, lambda feature, *change: woken.append(feature.value), threading.RLock())
-
-    server.add_tool(hello, name="t")
-    server.remove_tool("t")
-    server.add_prompt(SDKPrompt.from_function(hello, name="p"))
-    server.remove_prompt("p")
-    server.add_resource(TextResource(uri="a://r", name="r", text=""))
-    server.resource("a://t/{number}")(detail)
-
-    assert woken == ["tools", "tools", "prompts", "prompts", "resources", "resources"]
-
-
-@pytest.mark.anyio
-async def test_item_in_a_registry_of_an_mcpserver_is_listed() -> None:
-    source, target = MCPServer("source"), MCPServer("target")
-    source.add_tool(hello, name="t")
-    source.add_prompt(SDKPrompt.from_function(hello, name="p"))
-    source.add_resource(TextResource(uri="a://r", name="r", text=""))
-    source.resource("a://t/{number}")(detail)
-
-    for name in ("tools", "prompts", "resources", "templates"):
-        items = internals.registry_of(source, name)
-        assert len(items) == 1
-        internals.registry_of(target, name).update(items)
-
-    assert [each.name for each in await target.list_tools()] == ["t"]
-    assert [each.name for each in await target.list_prompts()] == ["p"]
-    assert [each.uri for each in await target.list_resources()] == ["a://r"]
-    assert [each.uri_template for each in await target.list_resource_templates()] == ["a://t/{number}"]
-
-
 def test_registry_of_a_fastmcp_is_watched_and_used() -> None:
     server = FastMCP("board")
     woken: list[Any] = []
@@ -202,23 +165,6 @@ MUTATORS = {"__setitem__", "__delitem__", "__ior__", "pop", "popitem", "clear", 
 
 
 # Access
-
-
-@pytest.mark.anyio
-async def test_ctx_notify_publishes_to_the_bus() -> None:
-    server = MCPServer("board")
-    events: list[ServerEvent] = []
-    [bus] = internals.buses_of(server, internals.lowlevel_of(server))
-    bus.subscribe(events.append)
-
-    @server.tool()
-    async def notify(ctx: Context[Any, Any]) -> None:
-        await ctx.notify_tools_changed()
-
-    async with Client(server) as client:
-        await client.call_tool("notify", {})
-
-    assert events == [ToolsListChanged()]
 
 
 @pytest.mark.anyio

@@ -10,7 +10,7 @@ from mcp.server.mcpserver import MCPServer
 from mcp.shared.exceptions import MCPError
 
 from tests.support.sdk_clients import KINDS, MODERN, RecordingClient, open_client, stdio_server
-from tidings import Change, Feature, Live, Policy, TidingsError, Version
+from tidings import Change, Feature, Live, Policy, Version
 from tidings.core.cursor import Cursor
 from tidings.core.journal import change_json
 
@@ -121,14 +121,6 @@ def test_unknown_cursor_makes_a_history_incomplete() -> None:
     never = live.history(since=Cursor(live.epoch, {Feature.TOOLS: None}))
     assert (change_summaries(never.changes), never.complete) == (["added a"], False)
     assert not live.history(since=Cursor(live.epoch, {Feature.TOOLS: Version(tools.revision, "0" * 32)})).complete
-
-
-def test_history_of_two_topics_or_an_unknown_one_is_refused() -> None:
-    live = live_server()
-    with pytest.raises(TidingsError, match="name one of them"):
-        live.history("tools", uri="board://a")
-    with pytest.raises(TidingsError, match="no feature 'tool'"):
-        live.history("tool")
 
 
 def test_change_json_has_all_fields() -> None:

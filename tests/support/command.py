@@ -146,6 +146,43 @@ async def serving(folder: Path, *options: object, env: dict[str, str] | None = N
         yield Served(process, found[0], greeting)
 
 
+class Running:
+    """A command that prints until Ctrl-C ends it."""
+
+    status_of_interrupt = 130
+
+    def __init__(self, process: Any) -> None:
+        self.process = process
+
+    async def line(self, text: str = "") -> str:
+        """Return the next line of standard output that contains a text."""
+        return await line_with(self.process.stdout, text)
+
+    async def change(self, text: str) -> dict[str, Any]:
+        """Return the next line of standard output that contains a text, which is JSON."""
+        change: dict[str, Any] = json.loads(await self.line(text))
+        return change
+
+    async def status(self, text: str) -> str:
+        """Return the next line of standard error that contains a text."""
+        return await line_with(self.process.stderr, text)
+
+    async def interrupt(self) -> str:
+        """End it with Ctrl-C, and return the rest of its standard error."""
+        self.process.send_signal(signal.SIGINT)
+        errors: str = (await self.process.stderr.read()).decode()
+        assert await self.process.wait() == self.status_of_interrupt
+        assert "Traceback" not in errors
+        return errors
+
+
+@asynccontextmanager
+async def running(*arguments: object, token: str | None = None) -> AsyncIterator[Running]:
+    env = {"TIDINGS_AUTH_TOKEN": token} if token is not None else {}
+    async with asyncio.timeout(3 * DEADLINE), start_command(*arguments, env=env) as process:
+        yield Running(process)
+
+
 def replace_file(path: Path, text: str) -> None:
     """Write a file in one step, because a watcher may read it at any moment."""
     temporary = path.with_name(f".{path.name}")

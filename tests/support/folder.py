@@ -72,18 +72,6 @@ class Folder:
                 path = self.root / f"resources/more{number}.txt"
                 path.unlink() if path.exists() else self.write(f"resources/more{number}.txt", "x")
 
-    def change_to_new_content(self) -> None:
-        """Make a random change to a state that has not existed before."""
-        self.change_count += 1
-        match self.rng.randrange(10):
-            case 0:
-                self.write(f"resources/new{self.change_count}.txt", "x")
-            case 1 | 2 | 3:
-                name = f"prompts/p{self.rng.randrange(4)}.md"
-                self.write(name, f"---\ndescription: change {self.change_count}\n---\nText")
-            case _:
-                self.write(f"resources/{self.rng.randrange(len(URIS))}.txt", str(self.change_count))
-
     def contents(self) -> dict[str, str]:
         return {uri: (self.root / "resources" / uri.rpartition("/")[2]).read_text() for uri in URIS}
 

@@ -1,4 +1,4 @@
-"""Poll for a condition, always with a deadline; and ports of servers that other processes start.
+"""Poll for a condition, always with a deadline; and ports and processes of servers.
 
 A test that can wait for an event, a line of output or a message waits for that. Only state that is never announced,
 such as a flag of uvicorn or the port of another process, is polled. All polling of the tests is here.
@@ -7,10 +7,12 @@ such as a flag of uvicorn or the port of another process, is polled. All polling
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 from collections.abc import Callable
+from pathlib import Path
 
-__all__ = ["DEADLINE", "free_port", "is_served", "until", "until_served"]
+__all__ = ["DEADLINE", "free_port", "is_running", "is_served", "until", "until_served"]
 
 DEADLINE = 60.0
 """Seconds for one wait: far above the slowest, so that only a condition that never becomes true reaches it."""
@@ -50,3 +52,14 @@ def is_served(port: int) -> bool:
 
 async def until_served(port: int) -> None:
     await until(lambda: is_served(port))
+
+
+def is_running(pid: int) -> bool:
+    """Return whether a process exists and has not ended. Its parent may not have collected its status yet."""
+    try:
+        os.kill(pid, 0)
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except ProcessLookupError:
+        return False
+    except FileNotFoundError:
+        return not Path("/proc/self").exists()  # it has just ended, or this system has no /proc

@@ -210,9 +210,7 @@ MCPBASH_PROJECT_ROOT=/tmp/mcp-test ./bin/mcp-bash << 'EOF' | grep -c "list_chang
 EOF
 """
 
-FAST_SEQUENCE = """
-    # The exact repro from the bug report
-    # Set up a workspace with at least one tool to ensure registries exist
+SETUP = """
     local test_dir
     test_dir="$(mktemp -d)"
     mkdir -p "${test_dir}/tools"
@@ -222,7 +220,11 @@ FAST_SEQUENCE = """
 echo "ok"
 TOOL
     chmod +x "${test_dir}/tools/test_tool.sh"
+"""
 
+FAST_SEQUENCE = """
+    # The exact repro from the bug report
+    # Set up a workspace with at least one tool to ensure registries exist
     local count
     count=$(MCPBASH_PROJECT_ROOT="${test_dir}" ./bin/mcp-bash << 'EOF' 2>/dev/null | grep -c "list_changed"
 {"jsonrpc":"2.0","id":"init","method":"initialize","params":{}}
@@ -242,16 +244,6 @@ EOF
 
 OLD_PROTOCOL = """
     # Set up workspace with tools to ensure notifications WOULD fire on newer protocol
-    local test_dir
-    test_dir="$(mktemp -d)"
-    mkdir -p "${test_dir}/tools"
-    cat > "${test_dir}/tools/test_tool.sh" << 'TOOL'
-#!/usr/bin/env bash
-# @describe A test tool
-echo "ok"
-TOOL
-    chmod +x "${test_dir}/tools/test_tool.sh"
-
     local count
     count=$(MCPBASH_PROJECT_ROOT="${test_dir}" ./bin/mcp-bash << 'EOF' 2>/dev/null | grep -c "list_changed"
 {"jsonrpc":"2.0","id":"init","method":"initialize","params":{"protocolVersion":"2025-03-26"}}
@@ -270,8 +262,8 @@ EOF
     ("script", "count"),
     [
         pytest.param(FRESH_SESSION, "3", id="fresh session"),
-        pytest.param(f"fast() {{\n{FAST_SEQUENCE}}}\nfast", "3", id="fast sequence"),
-        pytest.param(f"old() {{\n{OLD_PROTOCOL}}}\nold", "0", id="old protocol"),
+        pytest.param(f"fast() {{\n{SETUP}{FAST_SEQUENCE}}}\nfast", "3", id="fast sequence"),
+        pytest.param(f"old() {{\n{SETUP}{OLD_PROTOCOL}}}\nold", "0", id="old protocol"),
     ],
 )
 def test_script_of_the_source_document_counts_as_it_expects(tmp_path: Path, script: str, count: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
-import os
 import signal
 import threading
 from pathlib import Path
@@ -13,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.command import GRACE, serving, start_command
-from tests.support.waiting import DEADLINE, until
+from tests.support.waiting import DEADLINE, is_running, until
 from tests.support.workspaces import call, get_problems, list_names, read, run_source, script, serve, watch, write
 from tidings.core.model import Feature
 from tidings.workspace import DEFAULT_POLL
@@ -123,7 +122,7 @@ async def test_hanging_script_ends_with_its_server(board: Path, tmp_path: Path, 
         await until(pid.exists)
         process.send_signal(number)
         assert await asyncio.wait_for(process.wait(), GRACE) == 0
-        await until(lambda: not _is_running(int(pid.read_text())))
+        await until(lambda: not is_running(int(pid.read_text())))
         pid.unlink()
 
     async with serving(board) as server:
@@ -131,17 +130,6 @@ async def test_hanging_script_ends_with_its_server(board: Path, tmp_path: Path, 
         await stop(server.process)
     async with start_command("serve", board, "--port", 0) as process:  # while the server starts
         await stop(process)
-
-
-def _is_running(pid: int) -> bool:
-    """Return whether a process exists and is not a zombie."""
-    try:
-        os.kill(pid, 0)
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except ProcessLookupError:
-        return False
-    except FileNotFoundError:
-        return not Path("/proc/self").exists()  # it has just ended, or this system has no /proc
 
 
 async def test_folder_of_mcp_bash_framework_is_served_unchanged(tmp_path: Path) -> None:

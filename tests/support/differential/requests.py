@@ -240,14 +240,7 @@ def _change_params(rng: random.Random, message: dict[str, Any], headers: list[tu
         case 4 if isinstance(meta, dict):
             meta["io.modelcontextprotocol/protocolVersion"] = rng.choice([*VERSIONS, MODERN, "2031-01-01", ""])
         case 5 if isinstance(meta, dict):
-            capabilities = [
-                {"extensions": {"a/b": {}}},
-                {"roots": {}},
-                {"roots": 1},
-                {"extensions": []},
-                {"sampling": {}},
-            ]
-            meta["io.modelcontextprotocol/clientCapabilities"] = rng.choice(capabilities)
+            meta["io.modelcontextprotocol/clientCapabilities"] = rng.choice(CAPABILITIES)
         case 6:
             params["_meta"] = {"progressToken": rng.choice(IDS)}
         case 7 | 8 if isinstance(topics := params.get("notifications"), dict):

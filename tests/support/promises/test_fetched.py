@@ -16,8 +16,7 @@ from tests.support.promises.history import (
     Subscribed,
     Told,
 )
-from tests.support.promises.recorder import Recorder
-from tidings import Catalog, Feature, Hub, Version
+from tidings import Feature, Version
 
 TOOLS, PROMPTS = Feature.TOOLS, Feature.PROMPTS
 B, C, B_AGAIN, C_AGAIN, B_AT_LAST = Version(2, "b"), Version(3, "c"), Version(4, "b"), Version(5, "c"), Version(6, "b")
@@ -101,21 +100,3 @@ def test_refetch_is_rejected_if_the_journal_has_all_changes(events: list[Event])
 def test_repeated_version_is_accepted_if_another_may_have_been_fetched(events: list[Event]) -> None:
     check_all(History(events))
     check_resumable(History(events), journal=1000)
-
-
-def test_recorder_records_fetches_from_start_to_end() -> None:
-    catalog = Catalog()
-    hub = Hub(catalog)
-    hub.notifications.fetched.begin_fetch(PROMPTS, 0)
-    recorder = Recorder(hub)
-    history = recorder.history
-    start = len(history)
-    hub.notifications.fetched.begin_fetch(TOOLS, 0)
-    catalog.tools.add({"name": "a"})
-    hub.notifications.fetched.record(TOOLS, catalog.tools.version)
-    hub.notifications.fetched.end_fetch(TOOLS, 0)
-    hub.notifications.fetched.end_fetch(PROMPTS, 0)
-    recorder.look()
-
-    assert FetchStarted(PROMPTS, 0) in history.events[:start], "it had started before the recorder"
-    assert [type(each) for each in history.events[start:]] == [FetchStarted, Changed, Fetched, FetchEnded, FetchEnded]
