@@ -6,17 +6,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from fastmcp.prompts import Prompt
-from fastmcp.resources import Resource, ResourceTemplate
-from fastmcp.tools import Tool
 from pydantic import AnyUrl, BaseModel
 
 from tidings.core.catalog import Catalog
 from tidings.core.model import Feature
+from tidings.dependencies import missing_extra
 from tidings.sdk import internals
 from tidings.sdk.components import ComponentEditor, ComponentKinds
 from tidings.sdk.definitions import key_of
 from tidings.sdk.source import Source, Wake
+
+try:
+    from fastmcp.prompts import Prompt
+    from fastmcp.resources import Resource, ResourceTemplate
+    from fastmcp.tools import Tool
+except ImportError as error:
+    raise missing_extra("Live for a server of FastMCP", "fastmcp") from error
 
 if TYPE_CHECKING:
     from fastmcp import FastMCP
