@@ -14,7 +14,8 @@ from tests.support.uvicorn_server import address_of, run_uvicorn
 from tests.support.waiting import until
 from tidings.core.model import Feature
 from tidings.live import Live
-from tidings.workspace.source import ERRORS, Workspace
+from tidings.workspace.problems import ERRORS
+from tidings.workspace.source import Workspace
 
 DIFFICULT_STRINGS = {
     "emoji": "👩‍👩‍👧‍👦🏳️‍🌈",

@@ -18,8 +18,7 @@ from tidings.cli.logs import LogOptions
 from tidings.cli.output import pluralize
 from tidings.core.model import Change, Feature, Operation
 from tidings.core.redact import change_name, one_line, topic_name
-from tidings.workspace.problems import Problem
-from tidings.workspace.source import ERRORS
+from tidings.workspace.problems import ERRORS, Problem
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

@@ -14,7 +14,10 @@ from tidings.core.digest import canonical
 from tidings.errors import TidingsError
 from tidings.workspace.reading import read_inside
 
-__all__ = ["InvalidFile", "Problem", "digest_problems", "find_problem", "invalid_field", "invalid_model"]
+__all__ = ["ERRORS", "InvalidFile", "Problem", "digest_problems", "find_problem", "invalid_field", "invalid_model"]
+
+ERRORS = "tidings://errors"
+"""The resource that contains the problems."""
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -1,49 +1,32 @@
-"""Registered items: `server.d/register.json`, or `register.sh` and executables `register.*` that print the same.
-
-```json
-{"tools": [{"name": "greet", "path": "scripts/greet.sh", "inputSchema": {…}}],
- "resources": [{"uri": "…", "path": "…"}], "resourceTemplates": […], "prompts": [{"name": "…", "path": "…"}]}
-```
-
-Paths are relative to the folder of their kind, or to the workspace. If the registration contains a kind, the server
-serves only the registered items of that kind, and none for an empty list.
-"""
+"""The scripts `server.d/register.*`: they print what a `register.json` contains, and run again at an interval."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from tidings.errors import TidingsError
 from tidings.workspace.environment import add_env_script, build_environment
-from tidings.workspace.files import find_inside, read_state
+from tidings.workspace.files import FileChecker, read_state
 from tidings.workspace.items import LoadedItem, UnitContent
-from tidings.workspace.metadata import parse_object, read_file
+from tidings.workspace.metadata import read_file
 from tidings.workspace.problems import InvalidFile
 from tidings.workspace.process import run_process
-from tidings.workspace.prompts import make_prompt
-from tidings.workspace.resources import make_resource
+from tidings.workspace.registration import parse_registration
 from tidings.workspace.settings import Settings
-from tidings.workspace.templates import make_template
-from tidings.workspace.tools import find_unstarted, load_registered_tool
+from tidings.workspace.tools import find_unstarted
 
 __all__ = ["RegisterScripts", "select_scripts"]
-
-_REGISTRIES = {"tools": "tools", "resources": "resources", "resourceTemplates": "templates", "prompts": "prompts"}
-"""The kinds of a registration, and the registries of `MCPServer` that they belong to."""
 
 _SOURCE = 'source "${MCP_SDK}/register-sdk.sh"; source "$0"'
 """Runs a `register.sh` with the functions of mcp-bash-framework, as that framework does."""
 
 _SIGNAL_INTERVAL = 0.1
 """Seconds between two checks for a signal: one that arrives just before a wait does not interrupt the wait."""
-
-_KNOWN_MEMBERS = frozenset({*_REGISTRIES, "completions", "version", "_meta", "ui", "uiResources"})
 
 
 def select_scripts(files: list[Path]) -> list[Path]:
@@ -57,14 +40,43 @@ def select_scripts(files: list[Path]) -> list[Path]:
 
 
 class RegisterScripts:
-    """The scripts `server.d/register.*`, with the last output of each."""
+    """The scripts of a workspace, with the last output of each."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, get_settings: Callable[[], Settings], list_files: Callable[[], list[Path]]) -> None:
+        """Prepare the runs. `list_files` returns the files of the unit that the last scan found."""
         self._root = root
+        self._get_settings = get_settings
+        self._list_files = list_files
         self._output: dict[Path, bytes | InvalidFile] = {}
-        self._state: list[tuple[Any, ...]] | None = None
+        self._state: list[tuple[Any, ...]] = []
+        self._must_run = asyncio.Event()
 
-    async def run(self, settings: Settings, scripts: list[Path]) -> None:
+    async def follow(self, load: Callable[[list[Path]], Awaitable[Any]]) -> None:
+        """Run the scripts after `wake`, and at their interval. Call `load` with the scripts after each run.
+
+        This does not run inside a scan, so that a script that hangs delays no other file.
+        """
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._get_settings().register_ttl):
+                    await self._must_run.wait()
+            self._must_run.clear()
+            if scripts := await self.run():
+                await load(scripts)
+
+    def wake(self) -> None:
+        """Start a run if a script has changed."""
+        if self.has_changes():
+            self._must_run.set()
+
+    def has_changes(self) -> bool:
+        """Return whether a script is new or has changed since the last run."""
+        scripts = self._list_scripts()
+        return bool(scripts) and self._state != list(map(read_state, scripts))
+
+    async def run(self) -> list[Path]:
+        """Run the scripts, and return them."""
+        settings, scripts = self._get_settings(), self._list_scripts()
         # Compare only the scripts, because a script may write other files beside it.
         state = list(map(read_state, scripts))
         output: dict[Path, bytes | InvalidFile] = {}
@@ -73,12 +85,16 @@ class RegisterScripts:
                 output[path] = await _run_script(self._root, settings, path)
             except InvalidFile as error:
                 output[path] = error
-        self._output, self._state = output, state
+        if scripts:
+            self._output, self._state = output, state
+        return scripts
 
-    def run_blocking(self, settings: Settings, scripts: list[Path]) -> None:
+    def run_blocking(self) -> list[Path]:
         """Run the scripts in a thread with its own event loop, because the caller may be inside an event loop."""
+        if not self._list_scripts():
+            return []
         loop = asyncio.new_event_loop()
-        task = loop.create_task(self.run(settings, scripts))
+        task = loop.create_task(self.run())
         has_ended = threading.Event()  # unlike `Thread.join`, waiting for it can be repeated after an interrupt
 
         def run_loop() -> None:
@@ -99,20 +115,17 @@ class RegisterScripts:
             if thread.is_alive():  # if it has not started yet, it stops by itself
                 has_ended.wait()
             raise
-        task.result()
-
-    def has_changes(self, scripts: list[Path]) -> bool:
-        """Return whether a script is new or has changed since `run`."""
-        return bool(scripts) and self._state != list(map(read_state, scripts))
+        return task.result()
 
     def has_output(self, files: list[Path]) -> bool:
         """Return whether every script has run at least once."""
         return all(path in self._output for path in select_scripts(files))
 
-    def load(self, settings: Settings, files: list[Path]) -> UnitContent:
+    def load(self, files: list[Path]) -> UnitContent:
+        settings = self._get_settings()
         for path in files:
             if path.name == "register.json":
-                return _parse_registration(self._root, settings, path, read_file(self._root, path))
+                return parse_registration(self._root, settings, path, read_file(self._root, path))
         items: list[LoadedItem] = []
         exclusive: frozenset[str] = frozenset()
         scripts = select_scripts(files)
@@ -120,59 +133,15 @@ class RegisterScripts:
             output = self._output.get(path, b"")
             if isinstance(output, InvalidFile):
                 raise output
-            registration = _parse_registration(self._root, settings, path, output)
+            registration = parse_registration(self._root, settings, path, output)
             items += registration.items
             exclusive |= registration.exclusive
         others = [path for path in files if path not in scripts]
         return UnitContent(items, exclusive, problems=find_unstarted(self._root, others, "does not run"))
 
-
-def _parse_registration(root: Path, settings: Settings, source: Path, text: bytes) -> UnitContent:
-    """Return the items of a registration. One invalid item makes the whole registration invalid."""
-    if not text.strip():
-        return UnitContent()
-    try:
-        content = parse_object(source, text)
-    except InvalidFile as error:
-        if source.name == "register.json":
-            raise
-        # Omit the line, because it is a line of the output and not of the script.
-        raise InvalidFile(source, f"the output is {error}") from None
-    if unknown := sorted(content.keys() - _KNOWN_MEMBERS):
-        raise InvalidFile(source, f"{', '.join(unknown)}: not a kind of item; use {', '.join(_REGISTRIES)}")
-    makers: dict[str, Callable[[dict[str, Any]], LoadedItem]] = {
-        "tools": lambda meta: load_registered_tool(root, settings, _find_file(root, source, "tools", meta), meta),
-        "resources": lambda meta: make_resource(root, settings, _find_file(root, source, "resources", meta), meta),
-        "resourceTemplates": lambda meta: make_template(root, settings, meta, source),
-        "prompts": lambda meta: make_prompt(root, _find_file(root, source, "prompts", meta), meta),
-    }
-    items: list[LoadedItem] = []
-    exclusive: set[str] = set()
-    for kind, registry in _REGISTRIES.items():
-        entries = content.get(kind)
-        if entries is None:
-            continue
-        if not isinstance(entries, list):
-            raise InvalidFile(source, f"{kind} is {entries!r:.60}; it must be a list")
-        if kind != "resourceTemplates" or not entries:
-            exclusive.add(registry)
-        for number, meta in enumerate(entries, 1):
-            if not isinstance(meta, dict):
-                raise InvalidFile(source, f"{kind}, item {number}: {meta!r:.60} is not an object")
-            try:
-                items.append(makers[kind](meta))
-            except (TidingsError, ValueError, KeyError, OSError) as error:
-                raise InvalidFile(source, f"{kind}, item {number}: {error}") from None
-    return UnitContent(items, frozenset(exclusive))
-
-
-def _find_file(root: Path, source: Path, kind: str, meta: dict[str, Any]) -> Path:
-    path = str(meta.get("path") or "")
-    if not path:
-        raise InvalidFile(source, f"{meta.get('name', 'an item')!r} needs a path")
-    if (found := find_inside(root, root / kind / path, root / path)) is None:
-        raise InvalidFile(source, f"path {path!r} is not a file in {kind}/ or in the workspace")
-    return found
+    def _list_scripts(self) -> list[Path]:
+        """Return the scripts that the last scan found and that are still inside the workspace."""
+        return list(filter(FileChecker(self._root).is_inside, select_scripts(self._list_files())))
 
 
 async def _run_script(root: Path, settings: Settings, path: Path) -> bytes:
