@@ -1,6 +1,6 @@
 """Registered items, their scripts, and folders of mcp-bash-framework, which are served unchanged.
 
-Covers `registration.py` and `scripts.py`.
+Covers `registration.py`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.support.waiting import DEADLINE, until
 from tests.support.workspaces import call, get_problems, list_names, read, run_source, script, serve, watch, write
 from tidings.core.model import Feature
 from tidings.workspace import DEFAULT_POLL
-from tidings.workspace.scripts import RegisterScripts
+from tidings.workspace.registration import RegisterScripts
 from tidings.workspace.settings import Settings
 from tidings.workspace.source import Workspace
 

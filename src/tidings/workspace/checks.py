@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -87,24 +88,17 @@ def _check_folder_names(root: Path) -> Iterator[InvalidFile]:
 
 
 def _check_links(root: Path) -> Iterator[InvalidFile]:
-    for name in sorted(TOP_LEVEL):
-        path = root / name
+    paths = [root / name for name in sorted(TOP_LEVEL)]
+    for path in paths:
         if path.is_symlink() and not path.exists():
             yield InvalidFile(path, "is a link to a file that does not exist; it is not served")
-        if not path.is_dir():
+        elif path.parent == root and not path.is_dir():
             continue  # loading reports a link of tidings.toml
-        if not path.resolve().is_relative_to(root):
+        elif path.is_symlink() and not path.resolve().is_relative_to(root):
             yield InvalidFile(path, "is a link out of the workspace, and not served; replace it by a copy")
-            continue
-        for folder, folders, files in os.walk(root / name):
-            folders[:] = [each for each in folders if not is_ignored(each)]
-            for each in [*folders, *files]:
-                path = Path(folder, each)
-                if path.is_symlink() and not is_ignored(each):
-                    if not path.exists():
-                        yield InvalidFile(path, "is a link to a file that does not exist; it is not served")
-                    elif not path.resolve().is_relative_to(root):
-                        yield InvalidFile(path, "is a link out of the workspace, and not served; replace it by a copy")
+        elif path.is_dir() and (path.parent == root or not path.is_symlink()):
+            with suppress(OSError):  # not readable
+                paths += [each for each in path.iterdir() if not is_ignored(each.name)]
 
 
 def _check_keys(path: Path, meta: dict[str, Any], kind: str, place: str = "") -> Iterator[InvalidFile]:

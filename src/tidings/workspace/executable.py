@@ -28,7 +28,7 @@ from tidings.server.schema import find_schema_error, find_violation
 from tidings.workspace.call_slots import TooManyCalls, call_slot
 from tidings.workspace.caller import Caller
 from tidings.workspace.environment import add_env_script, build_environment, check_variables, encode_json, list_roots
-from tidings.workspace.items import LoadedItem, make_item
+from tidings.workspace.items import LoadedItem
 from tidings.workspace.problems import invalid_field, invalid_model
 from tidings.workspace.process import run_process
 from tidings.workspace.result import make_result, parse_progress, read_embedded_files, read_protocol_error
@@ -211,7 +211,7 @@ def make_executable(
         )
     except ValidationError as error:
         raise invalid_model(meta_path, error) from None
-    return make_item(tool, files=(path,))
+    return LoadedItem(tool, files=(path,))
 
 
 def _parse_seconds(meta: dict[str, Any], path: Path, name: str, default: float) -> float:

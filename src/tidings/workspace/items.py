@@ -17,16 +17,13 @@ from tidings.sdk.definitions import as_dict, key_of, to_definition
 from tidings.workspace.problems import Problem
 from tidings.workspace.units import Unit
 
-__all__ = ["ItemKey", "ItemTable", "LoadedItem", "UnitContent", "make_item"]
+__all__ = ["ItemKey", "ItemTable", "LoadedItem", "UnitContent"]
 
 ItemKey = tuple[Feature, str]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class LoadedItem:
-    feature: Feature
-    key: str
-    definition: dict[str, Any]
     component: Any
     """The object that the SDK's `MCPServer` keeps in its registry."""
     etags: Mapping[str, str] = field(default_factory=dict)
@@ -35,6 +32,15 @@ class LoadedItem:
     """The files that the item is loaded from, inside the unit or not."""
     folder: Path | None = None
     """The folder of a template's files. A file that is added there changes `etags`."""
+    feature: Feature = field(init=False, default=Feature.RESOURCES)
+    key: str = field(init=False)
+    definition: dict[str, Any] = field(init=False)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.component, Tool | Prompt):
+            self.feature = Feature.TOOLS if isinstance(self.component, Tool) else Feature.PROMPTS
+        self.key = key_of(self.component)
+        self.definition = as_dict(to_definition(self.component))
 
     @property
     def registry(self) -> str:
@@ -60,23 +66,6 @@ class UnitContent:
         return {item.folder for item in self.items if item.folder is not None}
 
 
-def make_item(
-    component: Any,
-    *,
-    etags: Mapping[str, str] | None = None,
-    files: tuple[Path, ...] = (),
-    folder: Path | None = None,
-) -> LoadedItem:
-    feature = Feature.RESOURCES
-    if isinstance(component, Tool):
-        feature = Feature.TOOLS
-    elif isinstance(component, Prompt):
-        feature = Feature.PROMPTS
-    return LoadedItem(
-        feature, key_of(component), as_dict(to_definition(component)), component, etags or {}, files, folder
-    )
-
-
 class ItemTable:
     """The items of all units by key.
 
@@ -87,8 +76,6 @@ class ItemTable:
         """Create an empty table. It serves only the tools in `allowed_tools`, or all tools if that is None."""
         self._allowed_tools = allowed_tools
         self._units_by_key: dict[ItemKey, dict[Unit, LoadedItem]] = {}
-        self._ambiguous: set[ItemKey] = set()
-        """The keys that more than one unit defines."""
         self._exclusive: frozenset[str] = frozenset()
 
     def replace(self, unit: Unit, old: Iterable[LoadedItem], new: Iterable[LoadedItem]) -> set[ItemKey]:
@@ -103,10 +90,6 @@ class ItemTable:
                 items[unit] = added[key]
             if not items:
                 del self._units_by_key[key]
-            if len(items) > 1:
-                self._ambiguous.add(key)
-            else:
-                self._ambiguous.discard(key)
         return keys
 
     def set_exclusive(self, registries: frozenset[str]) -> KeysView[ItemKey] | set[ItemKey]:
@@ -136,8 +119,10 @@ class ItemTable:
     def list_conflicts(self) -> list[Problem]:
         """Return a problem for each item that is not served because another unit has the same key."""
         found: list[Problem] = []
-        for feature, key in self._ambiguous:
-            served, *others = sorted(self._units_by_key[feature, key], key=_rank)
+        for (feature, key), units in self._units_by_key.items():
+            if len(units) == 1:
+                continue
+            served, *others = sorted(units, key=_rank)
             if served.kind != "register":  # a registration replaces items on purpose
                 message = f"{feature.singular} {key!r} is not served from here, because {served.key} defines it too"
                 found += [Problem(other.key, None, f"{message}; rename one of them") for other in others]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from tidings.workspace.events import load_event
 from tidings.workspace.items import ItemKey, LoadedItem, UnitContent
 from tidings.workspace.metadata import read_meta, split_meta
 from tidings.workspace.problems import InvalidFile
@@ -30,9 +31,9 @@ def load_content(root: Path, settings: Settings, unit: Unit, files: list[Path]) 
                 page = load_page(root, settings, root / unit.key, files, (root / unit.key).name)
                 return UnitContent([page] if page else [])
             return UnitContent(_load_resources(root, settings, files))
-        case "prompts":
-            return UnitContent(load_prompts(root, files))
-    raise ValueError(f"{unit.kind} has no items of its own")
+        case "events":
+            return UnitContent(event=load_event(root, settings, files[0]))
+    return UnitContent(load_prompts(root, files))
 
 
 def _load_resources(root: Path, settings: Settings, files: list[Path]) -> list[LoadedItem]:

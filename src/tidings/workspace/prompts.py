@@ -26,7 +26,7 @@ from typing import Any
 from mcp.server.mcpserver.prompts.base import AssistantMessage, Message, Prompt, PromptArgument, UserMessage
 from pydantic import ValidationError
 
-from tidings.workspace.items import LoadedItem, make_item
+from tidings.workspace.items import LoadedItem
 from tidings.workspace.metadata import read_meta, read_text, require_inside, split_meta
 from tidings.workspace.problems import InvalidFile, invalid_field, invalid_model
 
@@ -79,7 +79,7 @@ def make_prompt(root: Path, path: Path, meta: dict[str, Any], meta_path: Path | 
         )
     except ValidationError as error:
         raise invalid_model(meta_path, error) from None
-    return make_item(prompt, files=(path,))
+    return LoadedItem(prompt, files=(path,))
 
 
 def _parse_front_matter(path: Path, text: str) -> dict[str, Any]:

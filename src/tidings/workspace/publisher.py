@@ -17,7 +17,7 @@ from mcp.server.mcpserver.resources import FunctionResource
 from tidings.core.catalog import Catalog
 from tidings.core.model import Feature
 from tidings.sdk import internals
-from tidings.workspace.items import ItemKey, ItemTable, LoadedItem, UnitContent, make_item
+from tidings.workspace.items import ItemKey, ItemTable, LoadedItem, UnitContent
 from tidings.workspace.problems import ERRORS, Problem, digest_problems
 from tidings.workspace.scanner import LoadedUnit
 from tidings.workspace.settings import read_tool_allowlist
@@ -62,7 +62,7 @@ class Publisher:
             mime_type="text/plain",
         )
         internals.registry_of(server, "resources")[ERRORS] = errors
-        self._errors = make_item(errors)
+        self._errors = LoadedItem(errors)
 
     def watch(self, catalog: Catalog) -> None:
         """Update the catalog from now on."""

@@ -25,7 +25,7 @@ from pydantic import ValidationError
 from pydantic_core import PydanticSerializationError, to_json
 
 from tidings.workspace.files import read_state
-from tidings.workspace.items import LoadedItem, make_item
+from tidings.workspace.items import LoadedItem
 from tidings.workspace.metadata import read_file
 from tidings.workspace.problems import InvalidFile, find_problem, invalid_field
 
@@ -98,7 +98,7 @@ def load_python(root: Path, path: Path, meta: dict[str, Any], meta_path: Path | 
             tool = PythonTool.from_function(function, **options)
         except Exception as error:  # pydantic and the SDK raise many types for a bad signature
             raise InvalidFile(path, f"{function.__name__}: {error}", function.__code__.co_firstlineno) from error
-        items.append(make_item(tool))
+        items.append(LoadedItem(tool))
     return items
 
 

@@ -19,7 +19,7 @@ from mcp.server.mcpserver.exceptions import ResourceError, ResourceNotFoundError
 from mcp.server.mcpserver.resources import Resource
 from pydantic import ValidationError
 
-from tidings.workspace.items import LoadedItem, make_item
+from tidings.workspace.items import LoadedItem
 from tidings.workspace.metadata import META_SUFFIX, require_inside
 from tidings.workspace.problems import InvalidFile, invalid_model
 from tidings.workspace.reading import open_inside, read_inside
@@ -52,7 +52,7 @@ def make_resource(
         )
     except ValidationError as error:
         raise invalid_model(meta_path or path, error) from None
-    return make_item(resource, etags={str(resource.uri): compute_etag(root, path)}, files=(path,))
+    return LoadedItem(resource, etags={str(resource.uri): compute_etag(root, path)}, files=(path,))
 
 
 def compute_etag(root: Path, path: Path) -> str:

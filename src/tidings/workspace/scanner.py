@@ -7,7 +7,7 @@ depends on another one that does.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -20,7 +20,7 @@ from tidings.workspace.resources import FileResource
 from tidings.workspace.templates import FileTemplate
 from tidings.workspace.units import SETTINGS, Unit, find_unit, has_python, list_parents
 
-__all__ = ["DueUnit", "LoadedUnit", "Scanner"]
+__all__ = ["LoadedUnit", "Scanner"]
 
 
 @dataclass(slots=True)
@@ -38,22 +38,6 @@ class LoadedUnit:
     """Why the files can't be loaded."""
 
 
-@dataclass(frozen=True, slots=True)
-class DueUnit:
-    """A unit that must be loaded."""
-
-    unit: Unit
-    files: list[Path]
-    state: tuple[Any, ...]
-    previous: LoadedUnit
-
-    @property
-    def changed_files(self) -> set[Path]:
-        """The files that were added, edited or removed since the unit was loaded."""
-        edited = {file for file, now in zip(self.files, self.state, strict=False) if now not in self.previous.state}
-        return edited | set(self.previous.files).difference(self.files)
-
-
 class Scanner:
     """Compares the files of a workspace with its loaded units."""
 
@@ -63,38 +47,50 @@ class Scanner:
         self.units: dict[Unit, LoadedUnit] = {}
         """The units as they were last loaded. The user of the scanner keeps it."""
 
-    def find_due(self, paths: Iterable[Path] | None, *, defer_removals: bool) -> tuple[list[DueUnit], set[Path]]:
+    def find_due(
+        self, paths: Iterable[Path] | None, *, defer_removals: bool
+    ) -> tuple[dict[Unit, LoadedUnit], set[Path]]:
         """Return the units to load, and the files that are missing: those whose removal is deferred.
 
-        Units that `paths` may affect are always due; without paths, every unit whose files have changed is."""
+        The units have their present files and state, and the content that was loaded before. Units that `paths` may affect are always due; without paths, every unit whose files have changed is."""
         if paths is not None and (self._has_new_ignore_rules(paths) or self._may_add_linked_files(paths)):
             paths = None
         self._checker = FileChecker(self._root)
         units = self._find_units() if paths is None else self._find_affected(paths)
-        due: list[DueUnit] = []
-        absent: list[DueUnit] = []
+        due: dict[Unit, LoadedUnit] = {}
+        absent: list[tuple[Unit, LoadedUnit]] = []
         for unit, candidates in sorted(units.items()):
             previous = self.units.get(unit, LoadedUnit())
             # Include the known files: paths may name only some of them, and a file may be back after the walk.
             files = list(filter(self._checker.is_inside, sorted({*candidates, *previous.files})))
             if defer_removals and previous.files and not files:
-                absent.append(DueUnit(unit, files, (), previous))
+                absent.append((unit, previous))
                 continue
             state = tuple(map(read_state, [*files, *sorted(previous.other_files)]))
             has_templates = bool(previous.content.folders)  # their files are not part of `state`
             if paths is not None or has_templates or unit not in self.units or previous.state != state:
-                due.append(DueUnit(unit, files, state, previous))
+                due[unit] = replace(previous, files=files, state=state)
         # A renamed file is not missing: its old and its new name must change together.
-        found = {number for each in due for number in list_inodes(each.state)}
-        renamed = [each for each in absent if not found.isdisjoint(list_inodes(each.previous.state))]
-        missing = {path for each in absent if each not in renamed for path in each.previous.files}
-        return sorted([*due, *renamed], key=lambda each: each.unit), missing
+        found = {number for each in due.values() for number in list_inodes(each.state)}
+        missing: set[Path] = set()
+        for unit, previous in absent:
+            if found.isdisjoint(list_inodes(previous.state)):
+                missing.update(previous.files)
+            else:
+                due[unit] = replace(previous, files=[], state=())
+        return dict(sorted(due.items())), missing
 
-    def find_dependents(self, loaded: Mapping[Unit, list[Path]], *, has_new_limits: bool) -> list[DueUnit]:
+    def list_changes(self, unit: Unit, due: LoadedUnit) -> set[Path]:
+        """Return the files of a unit that were added, edited or removed since it was loaded."""
+        previous = self.units.get(unit, LoadedUnit())
+        edited = {file for file, now in zip(due.files, due.state, strict=False) if now not in previous.state}
+        return edited | set(previous.files).difference(due.files)
+
+    def find_dependents(self, loaded: Mapping[Unit, LoadedUnit], *, has_new_limits: bool) -> dict[Unit, LoadedUnit]:
         """Return the units to load again because the limits have changed, or a module that they may import."""
         found: set[Unit] = set()
         limited = ExecutableTool | FileResource | FileTemplate
-        folders = {unit.import_folder for unit, files in loaded.items() if unit.is_helper and has_python(files)}
+        folders = {unit.import_folder for unit, each in loaded.items() if unit.is_helper and has_python(each.files)}
         for unit, each in self.units.items():
             may_import = unit.import_folder in folders and has_python(each.files)
             is_broken = bool(folders) and unit.kind == "tools" and each.problem is not None
@@ -102,7 +98,7 @@ class Scanner:
             if may_import or is_broken or has_limits:
                 found.add(unit)
         found -= {unit for unit in loaded if unit.kind == "tools"}
-        return [DueUnit(unit, each.files, each.state, each) for unit in sorted(found) if (each := self.units[unit])]
+        return {unit: self.units[unit] for unit in sorted(found)}
 
     def list_other_files(self, items: Iterable[LoadedItem], files: list[Path]) -> frozenset[Path]:
         """Return the files outside the unit that it is loaded from, as they are named and with links resolved."""

@@ -28,16 +28,15 @@ from tidings.sdk import internals
 from tidings.sdk.source import Source
 from tidings.workspace import DEFAULT_POLL
 from tidings.workspace.caller import set_log_level
-from tidings.workspace.events import load_event
 from tidings.workspace.files import read_state
 from tidings.workspace.items import UnitContent
 from tidings.workspace.loader import check_items, load_content
 from tidings.workspace.problems import Problem, find_problem
 from tidings.workspace.publisher import Publisher
 from tidings.workspace.python import StillLoading, unload_modules, wait_for_loading
+from tidings.workspace.registration import RegisterScripts
 from tidings.workspace.requests import wrap_handlers
-from tidings.workspace.scanner import DueUnit, LoadedUnit, Scanner
-from tidings.workspace.scripts import RegisterScripts
+from tidings.workspace.scanner import LoadedUnit, Scanner
 from tidings.workspace.settings import Settings, load_settings
 from tidings.workspace.units import REGISTER, SETTINGS, Unit
 from tidings.workspace.watcher import FolderWatcher
@@ -181,70 +180,67 @@ class Workspace(Source):
 
     # Loading
 
-    def _load_all(self, due: list[DueUnit]) -> None:
+    def _load_all(self, due: dict[Unit, LoadedUnit]) -> None:
         """Load units and those that depend on them, and publish the result in one commit."""
         with self.tracer.span(SCAN, units=len(due)):
-            unload_modules(set[Path]().union(*(each.changed_files for each in due)))
+            unload_modules(set[Path]().union(*(self._scanner.list_changes(*each) for each in due.items())))
             limits = self.settings.limits
             try:
-                for each in due:
-                    self._load(each)
-                loaded = {each.unit: each.files for each in due}
+                for each in due.items():
+                    self._load(*each)
                 has_new_limits = self.settings.limits != limits
-                for each in self._scanner.find_dependents(loaded, has_new_limits=has_new_limits):
-                    self._load(each)
+                for each in self._scanner.find_dependents(due, has_new_limits=has_new_limits).items():
+                    self._load(*each)
             finally:  # also after an error: the next scan does not load these units again
                 self._commit()
 
     def _commit(self) -> None:
         self._publisher.commit(self._scanner.units, may_be_empty=not self._is_loaded)
 
-    def _load(self, due: DueUnit) -> None:
+    def _load(self, unit: Unit, due: LoadedUnit) -> None:
         """Load one unit."""
-        unit, old, new = due.unit, due.previous, self._load_or_keep(due)
+        old, new = due.content, self._load_or_keep(unit, due)
         if new.files or new.problem is not None:
             self._scanner.units[unit] = new
         else:
             self._scanner.units.pop(unit, None)
         if new.content.event is not None:
             self._event_types.declare(new.content.event, replaces=True)
-        elif old.content.event is not None:
-            self._event_types.remove(old.content.event.name)
-        self._publisher.replace(unit, old.content, new.content)
+        elif old.event is not None:
+            self._event_types.remove(old.event.name)
+        self._publisher.replace(unit, old, new.content)
 
-    def _load_or_keep(self, due: DueUnit) -> LoadedUnit:
+    def _load_or_keep(self, unit: Unit, due: LoadedUnit) -> LoadedUnit:
         """Return the unit with its new items, or, if they can't be loaded, with its old items and the problem."""
-        unit, files, old = due.unit, due.files, due.previous
+        files = due.files
         if not files and unit != SETTINGS:
             return LoadedUnit()
         path = files[0] if files else self.root / unit.key
         try:
-            content = self._read(unit, files, old)
+            content = self._read(unit, due)
             check_items(content.items, path, self.settings.policy.max_item_bytes)
             other_files = self._scanner.list_other_files(content.items, files)
             state = (*due.state[: len(files)], *map(read_state, sorted(other_files)))
             return LoadedUnit(state, files, content, other_files)
         except StillLoading as loading:
             self._loading.update(loading.args)
-            return replace(old, state=_UNKNOWN, files=files)
+            return replace(due, state=_UNKNOWN)
         except Exception as error:  # a file may contain any error, and may be code that raises any exception
             if not all(file.exists() for file in files):  # removed while it was read; the next scan handles that
-                return replace(old, state=_UNKNOWN, files=files)
+                return replace(due, state=_UNKNOWN)
             # The cause may be a missing file of another unit, unless it is a tool.
             state = due.state if unit.kind == "tools" else _UNKNOWN
-            return replace(old, state=state, files=files, problem=find_problem(error, path, self.root))
+            return replace(due, state=state, problem=find_problem(error, path, self.root))
 
-    def _read(self, unit: Unit, files: list[Path], old: LoadedUnit) -> UnitContent:
+    def _read(self, unit: Unit, due: LoadedUnit) -> UnitContent:
         if unit == REGISTER:
-            if old.files and not self._scripts.has_output(files):
-                return old.content  # until the new script has run
-            return self._scripts.load(files)
+            if unit in self._scanner.units and not self._scripts.has_output(due.files):
+                return due.content  # until the new script has run
+            return self._scripts.load(due.files)
         if unit == SETTINGS:
             self._apply_settings(load_settings(self.root))
             return UnitContent()
-        if unit.kind == "events":
-            return UnitContent(event=load_event(self.root, self.settings, files[0]))
-        return load_content(self.root, self.settings, unit, files)
+        return load_content(self.root, self.settings, unit, due.files)
 
     def _apply_settings(self, settings: Settings) -> None:
         self.settings = settings

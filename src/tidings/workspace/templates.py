@@ -25,7 +25,7 @@ from mcp.shared.uri_template import InvalidUriTemplate, UriTemplate
 from pydantic import ValidationError
 
 from tidings.workspace.files import is_ignored, load_ignore_rules, read_state, walk
-from tidings.workspace.items import LoadedItem, make_item
+from tidings.workspace.items import LoadedItem
 from tidings.workspace.problems import InvalidFile, invalid_field, invalid_model
 from tidings.workspace.reading import resolve_links
 from tidings.workspace.resources import FileResource, compute_etag, get_uri_path, guess_mime_type
@@ -188,4 +188,4 @@ def make_template(root: Path, settings: Settings, meta: dict[str, Any], meta_pat
         raise invalid_model(meta_path, error) from None
     if not resolve_links(template.folder).is_relative_to(root):
         raise invalid_field(meta_path, "path", "the files of this template are outside the workspace")
-    return make_item(template, etags=template.list_etags(), folder=template.folder)
+    return LoadedItem(template, etags=template.list_etags(), folder=template.folder)
