@@ -7,7 +7,6 @@ mistakes that only show in a call, and parts of mcp-bash-framework that are not 
 from __future__ import annotations
 
 import codecs
-import difflib
 import os
 import re
 import shutil
@@ -21,7 +20,7 @@ from tidings.workspace import TOP_LEVEL
 from tidings.workspace.files import is_ignored, walk
 from tidings.workspace.metadata import META_SUFFIX, read_file, read_meta
 from tidings.workspace.problems import InvalidFile, Problem, find_problem, invalid_field
-from tidings.workspace.settings import list_faults
+from tidings.workspace.settings import list_faults, suggest
 from tidings.workspace.tools import looks_like_script
 from tidings.workspace.units import get_stem
 
@@ -107,9 +106,8 @@ def _check_keys(path: Path, meta: dict[str, Any], kind: str, place: str = "") ->
     for key, value in meta.items():
         if key not in keys:
             if not key.startswith("_"):  # a comment, in mcp-bash-framework
-                similar = difflib.get_close_matches(key, keys, n=1, cutoff=0.7)
-                advice = f"did you mean {similar[0]}?" if similar else f"known are {', '.join(sorted(keys))}"
-                yield invalid_field(path, key, f"{place}{key} is not a known key, and has no effect; {advice}")
+                message = f"{place}{key} is not a known key, and has no effect; {suggest(key, list(keys))}"
+                yield invalid_field(path, key, message)
         elif value is not None and not _has_type(value, keys[key]):
             yield invalid_field(path, key, f"{place}{key} is {value!r:.60}; it must be {_TYPE_NAMES[keys[key]]}")
         elif key in ("inputSchema", "outputSchema") and value and (error := find_schema_error(value)) is not None:

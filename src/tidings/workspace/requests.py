@@ -81,16 +81,12 @@ def _decode_cursor(cursor: str) -> str:
 
 def _add_check(server: MCPServer[Any], handler: Handler) -> Handler:
     async def handle(ctx: Any, params: types.GetPromptRequestParams) -> Any:
-        _check_prompt(server, params)
+        prompt = internals.registry_of(server, "prompts").get(params.name)
+        if prompt is None:
+            raise MCPError(types.INVALID_PARAMS, f"Unknown prompt: {params.name:.80}")
+        required = [argument.name for argument in prompt.arguments or () if argument.required]
+        if missing := [name for name in required if name not in (params.arguments or {})]:
+            raise MCPError(types.INVALID_PARAMS, f"{params.name}: missing arguments: {', '.join(missing)}")
         return await handler(ctx, params)
 
     return handle
-
-
-def _check_prompt(server: MCPServer[Any], params: types.GetPromptRequestParams) -> None:
-    prompt = internals.registry_of(server, "prompts").get(params.name)
-    if prompt is None:
-        raise MCPError(types.INVALID_PARAMS, f"Unknown prompt: {params.name:.80}")
-    required = [argument.name for argument in prompt.arguments or () if argument.required]
-    if missing := [name for name in required if name not in (params.arguments or {})]:
-        raise MCPError(types.INVALID_PARAMS, f"{params.name}: missing arguments: {', '.join(missing)}")

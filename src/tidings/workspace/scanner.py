@@ -52,8 +52,9 @@ class Scanner:
     ) -> tuple[dict[Unit, LoadedUnit], set[Path]]:
         """Return the units to load, and the files that are missing: those whose removal is deferred.
 
-        The units have their present files and state, and the content that was loaded before. Units that `paths` may affect are always due; without paths, every unit whose files have changed is."""
-        if paths is not None and (self._has_new_ignore_rules(paths) or self._may_add_linked_files(paths)):
+        The units have their present files and state, and the content that was loaded before. Units that `paths` may
+        affect are always due; without paths, every unit whose files have changed is."""
+        if paths is not None and self._may_affect_all(paths):
             paths = None
         self._checker = FileChecker(self._root)
         units = self._find_units() if paths is None else self._find_affected(paths)
@@ -80,11 +81,9 @@ class Scanner:
                 due[unit] = replace(previous, files=[], state=())
         return dict(sorted(due.items())), missing
 
-    def list_changes(self, unit: Unit, due: LoadedUnit) -> set[Path]:
-        """Return the files of a unit that were added, edited or removed since it was loaded."""
-        previous = self.units.get(unit, LoadedUnit())
-        edited = {file for file, now in zip(due.files, due.state, strict=False) if now not in previous.state}
-        return edited | set(previous.files).difference(due.files)
+    def list_files(self, due: Mapping[Unit, LoadedUnit]) -> set[Path]:
+        """Return the files of units, also those that were removed since the units were loaded."""
+        return {file for unit, each in due.items() for file in (*each.files, *self.units.get(unit, LoadedUnit()).files)}
 
     def find_dependents(self, loaded: Mapping[Unit, LoadedUnit], *, has_new_limits: bool) -> dict[Unit, LoadedUnit]:
         """Return the units to load again because the limits have changed, or a module that they may import."""
@@ -114,14 +113,14 @@ class Scanner:
         folders = folders.union(*(each.content.folders for each in loaded)) - {self._root}
         return {folder for folder in folders if folder.relative_to(self._root).parts[0] not in TOP_LEVEL}
 
-    def _has_new_ignore_rules(self, paths: Iterable[Path]) -> bool:
-        return any(path.parent == self._root and path.name in IGNORE_FILES for path in paths)
+    def _may_affect_all(self, paths: Iterable[Path]) -> bool:
+        """Return whether a path has ignore rules, or may be a new file of a linked folder.
 
-    def _may_add_linked_files(self, paths: Iterable[Path]) -> bool:
-        """Return whether a path may be a new file of a linked folder. The name of its unit is that of the link."""
+        The name of the unit of such a file is that of the link."""
         outside = self.list_outside_folders()
         new = {path for path in paths if path.parent in outside}
-        return bool(new.difference(*(loaded.other_files for loaded in self.units.values())))
+        has_rules = any(path.parent == self._root and path.name in IGNORE_FILES for path in paths)
+        return has_rules or bool(new.difference(*(loaded.other_files for loaded in self.units.values())))
 
     def _find_units(self, below: str = "") -> dict[Unit, list[Path]]:
         """Return the units below a folder with their files; for the whole workspace, also units without files."""

@@ -12,7 +12,6 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -79,7 +78,7 @@ class Workspace(Source):
         )
         self.lowlevel: Server[Any] = internals.lowlevel_of(self.server)
         self._scanner = Scanner(self.root)
-        self._watcher = FolderWatcher(self.root, self._scan, poll, self._scanner.list_outside_folders)
+        self.watcher = FolderWatcher(self.root, self._scan, poll, self._scanner.list_outside_folders)
         self._scripts = RegisterScripts(
             self.root, lambda: self.settings, lambda: self._scanner.units.get(REGISTER, LoadedUnit()).files
         )
@@ -135,18 +134,14 @@ class Workspace(Source):
 
     async def run(self) -> None:
         """Keep the items up to date until cancelled."""
-        load = partial(asyncio.to_thread, self.rescan_safely)
-        await asyncio.gather(self._watcher.run(), self._scripts.follow(load))
+        await asyncio.gather(
+            self.watcher.run(), self._scripts.follow(lambda paths: asyncio.to_thread(self.rescan_safely, paths))
+        )
 
     @property
     def is_answering(self) -> bool:
         """Whether the folder exists."""
         return self.root.is_dir()
-
-    @property
-    def has_pending_scan(self) -> bool:
-        """Whether the last scan left files for another one: missing or slow ones. Tests wait until there are none."""
-        return self._watcher.has_pending_scan
 
     # Scanning
 
@@ -183,7 +178,7 @@ class Workspace(Source):
     def _load_all(self, due: dict[Unit, LoadedUnit]) -> None:
         """Load units and those that depend on them, and publish the result in one commit."""
         with self.tracer.span(SCAN, units=len(due)):
-            unload_modules(set[Path]().union(*(self._scanner.list_changes(*each) for each in due.items())))
+            unload_modules(self._scanner.list_files(due))
             limits = self.settings.limits
             try:
                 for each in due.items():
