@@ -156,7 +156,7 @@ class Watcher:
                         (method, change["operation"], change.get("name", change.get("uri")))
                         for change in meta.get("changes", [meta])
                     ]
-                count = 0 if self.workspace.watcher.has_pending_scan else count + 1
+                count = 0 if self.workspace.watcher.pending else count + 1
         return changes
 
     async def until_tools(self, *names: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, KeysView, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -92,12 +92,10 @@ class ItemTable:
                 del self._units_by_key[key]
         return keys
 
-    def set_exclusive(self, registries: frozenset[str]) -> KeysView[ItemKey] | set[ItemKey]:
+    def set_exclusive(self, registries: frozenset[str]) -> set[ItemKey]:
         """Set the registries that only serve registered items. Return the keys whose served item may differ."""
-        if registries == self._exclusive:
-            return set()
-        self._exclusive = registries
-        return self._units_by_key.keys()
+        has_changed, self._exclusive = registries != self._exclusive, registries
+        return set(self._units_by_key) if has_changed else set()
 
     def is_replaced(self, unit: Unit) -> bool:
         """Return whether registered items replace all items of the unit's kind."""

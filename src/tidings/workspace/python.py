@@ -64,15 +64,10 @@ class PythonTool(Tool):
         except (Exception, GeneratorExit):
             raise
         except BaseException as error:  # for example SystemExit: the server must continue
-            if isinstance(error, asyncio.CancelledError) and _is_cancelled():
-                raise
+            task = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+                raise  # this call is cancelled, and not a task that the tool made
             raise ToolError(f"{self.name} ended with {error!r}") from None
-
-
-def _is_cancelled() -> bool:
-    """Return whether the present call is cancelled. A tool may raise `CancelledError` for a task of its own."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
 
 
 def _describe(error: BaseException) -> str:

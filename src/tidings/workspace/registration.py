@@ -134,11 +134,8 @@ class RegisterScripts:
             raise
         return task.result()
 
-    def has_output(self, files: list[Path]) -> bool:
-        """Return whether every script has run at least once."""
-        return all(path in self._output for path in _select_scripts(files))
-
-    def load(self, files: list[Path]) -> UnitContent:
+    def load(self, files: list[Path], previous: UnitContent) -> UnitContent:
+        """Return the registered items, or the previous ones until every script has run."""
         settings = self._get_settings()
         for path in files:
             if path.name == "register.json":
@@ -146,8 +143,10 @@ class RegisterScripts:
         items: list[LoadedItem] = []
         exclusive: frozenset[str] = frozenset()
         scripts = _select_scripts(files)
+        if not self._output.keys() >= set(scripts):
+            return previous
         for path in scripts:
-            output = self._output.get(path, b"")
+            output = self._output[path]
             if isinstance(output, InvalidFile):
                 raise output
             registration = _parse_registration(self._root, settings, path, output)

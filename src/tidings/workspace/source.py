@@ -229,9 +229,7 @@ class Workspace(Source):
 
     def _read(self, unit: Unit, due: LoadedUnit) -> UnitContent:
         if unit == REGISTER:
-            if unit in self._scanner.units and not self._scripts.has_output(due.files):
-                return due.content  # until the new script has run
-            return self._scripts.load(due.files)
+            return self._scripts.load(due.files, due.content)
         if unit == SETTINGS:
             self._apply_settings(load_settings(self.root))
             return UnitContent()

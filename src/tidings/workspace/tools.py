@@ -96,7 +96,9 @@ def _is_executable(root: Path, path: Path) -> bool:
 
     A Python file also needs `#!`, because some file systems mark all files as executable. So does a document.
     """
-    return os.access(path, os.X_OK) and (not (path.suffix == ".py" or _is_document(path)) or _has_shebang(root, path))
+    return os.access(path, os.X_OK) and (
+        not (path.suffix == ".py" or _is_document(path)) or _read_start(root, path).startswith(b"#!")
+    )
 
 
 def _is_document(path: Path) -> bool:
@@ -118,7 +120,7 @@ def find_unstarted(root: Path, files: list[Path], effect: str) -> tuple[Problem,
     """Return a problem for each script among files that are not executable."""
     found: list[Problem] = []
     for path in filter(partial(looks_like_script, root), files):
-        if _has_shebang(root, path):
+        if _read_start(root, path).startswith(b"#!"):
             message = f"is not executable, so it {effect}; make it executable with `chmod +x`"
         else:
             message = (
@@ -139,10 +141,6 @@ def _find_misnamed(root: Path, folder: Path, files: list[Path]) -> tuple[Problem
         for path in files
         if path.parent == folder and not path.name.startswith("_") and looks_like_script(root, path)
     )
-
-
-def _has_shebang(root: Path, path: Path) -> bool:
-    return _read_start(root, path).startswith(b"#!")
 
 
 def _read_start(root: Path, path: Path) -> bytes:

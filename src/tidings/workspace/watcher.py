@@ -53,12 +53,8 @@ class FolderWatcher:
         self._scan = scan
         self._poll = poll
         self._list_other_folders = list_other_folders
-        self._pending: set[asyncio.Task[None]] = set()
-
-    @property
-    def has_pending_scan(self) -> bool:
-        """Whether some files will be scanned again soon."""
-        return bool(self._pending)
+        self.pending: set[asyncio.Task[None]] = set()
+        """Scans that will soon follow an earlier one. Tests wait until there are none."""
 
     async def run(self) -> None:
         await asyncio.gather(self._follow_events(), self._follow_interval())
@@ -66,8 +62,8 @@ class FolderWatcher:
     async def _scan_paths(self, paths: set[Path] | None) -> None:
         if remaining := await self._scan(paths, True):
             task = asyncio.create_task(self._scan_again(remaining))
-            self._pending.add(task)
-            task.add_done_callback(self._pending.discard)
+            self.pending.add(task)
+            task.add_done_callback(self.pending.discard)
 
     async def _scan_again(self, remaining: set[Path]) -> None:
         while remaining:
