@@ -6,9 +6,8 @@ So no client sees an incomplete list. The resource `tidings://errors` contains t
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 from mcp.server.mcpserver import MCPServer
@@ -80,15 +79,10 @@ class Publisher:
                 resources.updated(ERRORS, etag=digest_problems(self.problems))
 
     def read_items(self, feature: Feature) -> list[dict[str, Any]]:
-        with self._commit_lock():
+        # Not the lock for loading: that is held while the catalog's is taken, and a caller may hold the catalog's.
+        with self._catalog.lock if self._catalog is not None else nullcontext():
             definitions = [item.definition for (of, _), item in self._served.items() if of is feature]
         return definitions + ([self._errors.definition] if feature is Feature.RESOURCES else [])
-
-    def count_items(self) -> dict[Feature, int]:
-        """Count the items of each list, without the resource that Tidings adds."""
-        with self._commit_lock():
-            counts = Counter(feature for feature, _ in self._served)
-        return {feature: counts[feature] for feature in Feature}
 
     def replace(self, unit: Unit, old: UnitContent, new: UnitContent) -> None:
         """Replace the items of a unit in the next commit."""
@@ -126,10 +120,6 @@ class Publisher:
             if problems != self.problems:
                 self.problems = problems
                 self._catalog.resources.updated(ERRORS, etag=digest_problems(problems))
-
-    def _commit_lock(self) -> AbstractContextManager[Any]:
-        # Not the lock for loading: that is held while the catalog's is taken, and a reader may hold the catalog's.
-        return self._catalog.lock if self._catalog is not None else nullcontext()
 
     def _find_problems(self, units: Mapping[Unit, LoadedUnit], may_be_empty: bool) -> tuple[Problem, ...]:
         problems = self._table.list_conflicts()

@@ -11,6 +11,7 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -65,7 +66,10 @@ class Workspace(Source):
         self.root = Path(root).resolve()
         if not self.root.is_dir():
             raise TidingsError(f"{root} is not a folder; create a workspace with: tidings new {root}")
-        self.settings = self._initial_settings = self._load_initial_settings()
+        self.settings = Settings(self.root.name)
+        with suppress(Exception):  # the first scan reports the error
+            self.settings = load_settings(self.root)
+        self._initial_settings = self.settings
         self._unapplied: list[str] = []
         self.server: MCPServer[Any] = MCPServer(
             self.settings.name,
@@ -126,7 +130,7 @@ class Workspace(Source):
 
     def count_items(self) -> dict[Feature, int]:
         """Count the items of each list, without the resource that Tidings adds."""
-        return self._publisher.count_items()
+        return {feature: len(self.read_items(feature)) - (feature is Feature.RESOURCES) for feature in Feature}
 
     @property
     def problems(self) -> tuple[Problem, ...]:
@@ -242,9 +246,3 @@ class Workspace(Source):
         if unapplied and unapplied != self._unapplied:
             logger.warning("tidings.toml: %s changed; restart the server to apply it", ", ".join(unapplied))
         self._unapplied = unapplied
-
-    def _load_initial_settings(self) -> Settings:
-        try:
-            return load_settings(self.root)
-        except Exception:  # the first scan reports the error
-            return Settings(self.root.name)

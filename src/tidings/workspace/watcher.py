@@ -81,7 +81,9 @@ class FolderWatcher:
                     await self._scan_paths(paths)
             except Exception as error:  # a file system or its watcher may fail in any way
                 if last_error != str(error):
-                    logger.warning("%s can't be watched: %s; %s", self._root, error, _advise(error))
+                    advice = "raise sysctl fs.inotify.max_user_watches; " * ("limit" in str(error))
+                    advice += "Tidings tries again, and scans the folder in the meantime"
+                    logger.warning("%s can't be watched: %s; %s", self._root, error, advice)
                 last_error = str(error)
             await asyncio.sleep(backoff.fail())
             if not self._root.is_dir():
@@ -91,11 +93,6 @@ class FolderWatcher:
         while self._poll > 0:
             await asyncio.sleep(self._poll)
             await self._scan_paths(None)
-
-
-def _advise(error: Exception) -> str:
-    advice = "Tidings tries again, and scans the folder in the meantime"
-    return f"raise sysctl fs.inotify.max_user_watches; {advice}" if "limit" in str(error) else advice
 
 
 async def watch_paths(root: Path, list_other_folders: Callable[[], set[Path]] = set) -> AsyncIterator[set[Path] | None]:
