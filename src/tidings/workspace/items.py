@@ -76,6 +76,8 @@ class ItemTable:
         """Create an empty table. It serves only the tools in `allowed_tools`, or all tools if that is None."""
         self._allowed_tools = allowed_tools
         self._units_by_key: dict[ItemKey, dict[Unit, LoadedItem]] = {}
+        self._ambiguous: set[ItemKey] = set()
+        """The keys that more than one unit defines."""
         self._exclusive: frozenset[str] = frozenset()
 
     def replace(self, unit: Unit, old: Iterable[LoadedItem], new: Iterable[LoadedItem]) -> set[ItemKey]:
@@ -90,6 +92,7 @@ class ItemTable:
                 items[unit] = added[key]
             if not items:
                 del self._units_by_key[key]
+            (self._ambiguous.add if len(items) > 1 else self._ambiguous.discard)(key)
         return keys
 
     def set_exclusive(self, registries: frozenset[str]) -> set[ItemKey]:
@@ -117,10 +120,8 @@ class ItemTable:
     def list_conflicts(self) -> list[Problem]:
         """Return a problem for each item that is not served because another unit has the same key."""
         found: list[Problem] = []
-        for (feature, key), units in self._units_by_key.items():
-            if len(units) == 1:
-                continue
-            served, *others = sorted(units, key=_rank)
+        for feature, key in self._ambiguous:
+            served, *others = sorted(self._units_by_key[feature, key], key=_rank)
             if served.kind != "register":  # a registration replaces items on purpose
                 message = f"{feature.singular} {key!r} is not served from here, because {served.key} defines it too"
                 found += [Problem(other.key, None, f"{message}; rename one of them") for other in others]
