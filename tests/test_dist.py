@@ -47,8 +47,8 @@ for module in pkgutil.walk_packages(tidings.__path__, "tidings."):
         try:
             importlib.import_module(module.name)
         except tidings.TidingsError as error:
-            needs_extra = module.name.startswith(("tidings.client.adapters.", "tidings.cluster.", "tidings.sdk.fastmcp"))
-            assert needs_extra and "needs the extra" in str(error), error
+            needs_extra = ("tidings.client.adapters.", "tidings.cluster.", "tidings.sdk.fastmcp")
+            assert module.name.startswith(needs_extra) and "needs the extra" in str(error), error
 print(tidings.__file__)
 """
 

@@ -125,7 +125,7 @@ def test_validate_finds_every_fault_of_a_file(tmp_path: Path) -> None:
         "tools/a.meta.json:3": "title is 3; it must be a string",
         "tools/a.meta.json:4": "timeout is 'soon'; it must be a number",
         "tools/a.meta.json:5": "inputSchema is not a JSON schema: ",
-        "tools/a.meta.json:6": "zzz is not a known key, and has no effect; known are ",
+        "tools/a.meta.json:6": "zzz is not a known key, and has no effect; use one of ",
     }.items():
         assert f"{place}: {text}" in found
     assert len(found.splitlines()) == 19

@@ -14,7 +14,8 @@ from tests.support.uvicorn_server import address_of, run_uvicorn
 from tests.support.waiting import until
 from tidings.core.model import Feature
 from tidings.live import Live
-from tidings.workspace.source import ERRORS, Workspace
+from tidings.workspace.problems import ERRORS
+from tidings.workspace.source import Workspace
 
 DIFFICULT_STRINGS = {
     "emoji": "👩‍👩‍👧‍👦🏳️‍🌈",
@@ -155,7 +156,7 @@ class Watcher:
                         (method, change["operation"], change.get("name", change.get("uri")))
                         for change in meta.get("changes", [meta])
                     ]
-                count = 0 if self.workspace.has_pending_scan else count + 1
+                count = 0 if self.workspace.watcher.pending else count + 1
         return changes
 
     async def until_tools(self, *names: str) -> None:

@@ -10,7 +10,8 @@ import pytest
 from tests.support.workspaces import call, get_problems, list_names, script, serve, write
 from tidings.core.model import Feature
 from tidings.live import Live
-from tidings.workspace.source import ERRORS, Workspace
+from tidings.workspace.problems import ERRORS
+from tidings.workspace.source import Workspace
 
 NESTED = "[" * 100_000
 

@@ -118,7 +118,7 @@ async def test_slow_file_delays_no_other_file_and_is_loaded_when_it_is_ready(tmp
     )
     async with watch(tmp_path) as watcher:
         write(tmp_path, {"tools/slow.py": slow})
-        await until(lambda: watcher.workspace.has_pending_scan)
+        await until(lambda: watcher.workspace.watcher.pending)
         write(tmp_path, {"tools/quick.py": "def quick() -> int:\n    return 2\n"})
         await watcher.until_tools("quick")
         may_end.touch()

@@ -1,4 +1,7 @@
-"""Registered items, their scripts, and folders of mcp-bash-framework, which are served unchanged."""
+"""Registered items, their scripts, and folders of mcp-bash-framework, which are served unchanged.
+
+Covers `registration.py`.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from tests.support.waiting import DEADLINE, is_running, until
 from tests.support.workspaces import call, get_problems, list_names, read, run_source, script, serve, watch, write
 from tidings.core.model import Feature
 from tidings.workspace import DEFAULT_POLL
-from tidings.workspace.register import RegisterScripts, select_scripts
+from tidings.workspace.registration import RegisterScripts
 from tidings.workspace.settings import Settings
 from tidings.workspace.source import Workspace
 
@@ -84,13 +87,13 @@ async def test_items_stay_until_the_new_script_has_run(tmp_path: Path, first: st
 async def test_only_a_change_of_the_script_itself_makes_it_run(tmp_path: Path) -> None:
     path, log = tmp_path / "server.d" / "register.sh", tmp_path / "server.d" / "register.log"
     write(tmp_path, {"server.d/register.sh": f"#!/bin/sh\necho run >> '{log}'\n"})
-    scripts = RegisterScripts(tmp_path)
-    assert scripts.has_changes([path])
-    await scripts.run(Settings("a"), [path])
+    scripts = RegisterScripts(tmp_path, lambda: Settings("a"), lambda: [path, log])
+    assert scripts.has_changes()
+    await scripts.run()
     assert log.read_text() == "run\n"
-    assert not scripts.has_changes(select_scripts([path, log]))
+    assert not scripts.has_changes()
     write(tmp_path, {"server.d/register.sh": register("greet")})
-    assert scripts.has_changes([path])
+    assert scripts.has_changes()
 
 
 def test_script_interrupted_at_its_start_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,7 +108,7 @@ def test_script_interrupted_at_its_start_ends(tmp_path: Path, monkeypatch: pytes
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", interrupt)
         with pytest.raises(KeyboardInterrupt):
-            RegisterScripts(tmp_path).run_blocking(Settings("a", register_timeout=600), [path])
+            RegisterScripts(tmp_path, lambda: Settings("a", register_timeout=600), lambda: [path]).run_blocking()
     [thread] = threads
     thread.start()
     thread.join(DEADLINE)

@@ -1,4 +1,7 @@
-"""The lists of a server equal its folder: real files, a real server, a real client."""
+"""The lists of a server equal its folder: real files, a real server, a real client.
+
+Covers `scanner.py` and `publisher.py`.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,9 @@ from tidings.core.model import Feature
 from tidings.errors import TidingsError
 from tidings.live import Live
 from tidings.workspace import resources
-from tidings.workspace.source import ERRORS, Workspace
+from tidings.workspace.problems import ERRORS
+from tidings.workspace.scanner import Scanner
+from tidings.workspace.source import Workspace
 
 pytestmark = pytest.mark.anyio
 
@@ -358,7 +363,7 @@ def test_file_removed_during_a_scan_is_deferred(tmp_path: Path, monkeypatch: pyt
 def test_existing_file_that_a_scan_does_not_find_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, KEPT)
     workspace = Workspace(tmp_path)
-    monkeypatch.setattr("tidings.workspace.source.walk", lambda root, below: iter(()))
+    monkeypatch.setattr("tidings.workspace.scanner.walk", lambda root, below: iter(()))
     workspace.rescan()
     assert list_names(workspace) == ["kept"]
 
@@ -385,24 +390,25 @@ def test_file_removed_while_it_is_read_is_no_problem(tmp_path: Path, monkeypatch
     assert list_names(workspace, Feature.RESOURCES) == ["errors"]
 
 
-@pytest.mark.parametrize(("method", "failing_call", "listed"), [("_find_affected", 1, ["a", "b"]), ("_load", 2, ["a"])])
+@pytest.mark.parametrize(("step", "failing_call", "listed"), [("find_due", 1, ["a", "b"]), ("_load", 2, ["a"])])
 def test_other_units_are_loaded_after_an_unexpected_error_in_a_scan(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, failing_call: int, listed: list[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, failing_call: int, listed: list[str]
 ) -> None:
     workspace = Workspace(tmp_path)
-    original = getattr(workspace, method)
+    owner = Scanner if step == "find_due" else Workspace
+    original = getattr(owner, step)
     calls = 0
 
-    def fail_once(*arguments: Any) -> Any:
+    def fail_once(*arguments: Any, **options: Any) -> Any:
         nonlocal calls
         calls += 1
         if calls == failing_call:
             raise OSError("input/output error")
-        return original(*arguments)
+        return original(*arguments, **options)
 
-    monkeypatch.setattr(workspace, method, fail_once)
+    monkeypatch.setattr(owner, step, fail_once)
     write(tmp_path, {"prompts/a.md": "A", "prompts/b.md": "B"})
-    workspace.rescan_safely([tmp_path / "prompts"] if method == "_find_affected" else None)
+    workspace.rescan_safely([tmp_path / "prompts"] if step == "find_due" else None)
     assert list_names(workspace, Feature.PROMPTS) == listed
     workspace.rescan_safely(None)
     assert list_names(workspace, Feature.PROMPTS) == ["a", "b"]

@@ -48,7 +48,7 @@ async def test_full_scan_waits_before_it_removes_a_missing_file(
         with monkeypatch.context() as patch:
             patch.setattr(watcher_module, "_REMOVAL_GRACE", 3600.0)
             (tmp_path / "tools" / "kept.sh").unlink()
-            await until(lambda: workspace.has_pending_scan or not list_names(workspace))
+            await until(lambda: workspace.watcher.pending or not list_names(workspace))
             assert list_names(workspace) == ["kept"]
         await until(lambda: not list_names(workspace))
 

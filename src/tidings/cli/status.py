@@ -18,8 +18,7 @@ from tidings.cli.logs import LogOptions
 from tidings.cli.output import pluralize, render_rows
 from tidings.core.model import Change, Feature, Operation
 from tidings.core.redact import change_name, topic_name
-from tidings.workspace.problems import Problem
-from tidings.workspace.source import ERRORS
+from tidings.workspace.problems import ERRORS, Problem
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -66,8 +66,6 @@ class Source(ABC):
     lowlevel: Server[Any]
     editor: Editor | None = None
     """Present from the call of `watch` on; None if the items are files, which the user changes."""
-    problems: Sequence[Any] = ()
-    """The files that are not served as they are, each with its `path`, `line` and `message`."""
     rescans: Mapping[str, int] = MappingProxyType({})
     """The number of scans of a folder, by outcome."""
     tracer: Tracer = Tracer()
@@ -80,6 +78,11 @@ class Source(ABC):
     def is_answering(self) -> bool:
         """Whether the items can be read. If not, the server is not ready."""
         return True
+
+    @property
+    def problems(self) -> Sequence[Any]:
+        """The files that are not served as they are, each with its `path`, `line` and `message`."""
+        return ()
 
     @abstractmethod
     def watch(self, catalog: Catalog, wake: Wake) -> None:

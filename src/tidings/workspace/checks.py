@@ -7,11 +7,11 @@ mistakes that only show in a call, and parts of mcp-bash-framework that are not 
 from __future__ import annotations
 
 import codecs
-import difflib
 import os
 import re
 import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from tidings.workspace import TOP_LEVEL
 from tidings.workspace.files import is_ignored, walk
 from tidings.workspace.metadata import META_SUFFIX, read_file, read_meta
 from tidings.workspace.problems import InvalidFile, Problem, find_problem, invalid_field
-from tidings.workspace.settings import list_faults
+from tidings.workspace.settings import list_faults, suggest
 from tidings.workspace.tools import looks_like_script
 from tidings.workspace.units import get_stem
 
@@ -87,24 +87,17 @@ def _check_folder_names(root: Path) -> Iterator[InvalidFile]:
 
 
 def _check_links(root: Path) -> Iterator[InvalidFile]:
-    for name in sorted(TOP_LEVEL):
-        path = root / name
+    paths = [root / name for name in sorted(TOP_LEVEL)]
+    for path in paths:
         if path.is_symlink() and not path.exists():
             yield InvalidFile(path, "is a link to a file that does not exist; it is not served")
-        if not path.is_dir():
+        elif path.parent == root and not path.is_dir():
             continue  # loading reports a link of tidings.toml
-        if not path.resolve().is_relative_to(root):
+        elif path.is_symlink() and not path.resolve().is_relative_to(root):
             yield InvalidFile(path, "is a link out of the workspace, and not served; replace it by a copy")
-            continue
-        for folder, folders, files in os.walk(root / name):
-            folders[:] = [each for each in folders if not is_ignored(each)]
-            for each in [*folders, *files]:
-                path = Path(folder, each)
-                if path.is_symlink() and not is_ignored(each):
-                    if not path.exists():
-                        yield InvalidFile(path, "is a link to a file that does not exist; it is not served")
-                    elif not path.resolve().is_relative_to(root):
-                        yield InvalidFile(path, "is a link out of the workspace, and not served; replace it by a copy")
+        elif path.is_dir() and (path.parent == root or not path.is_symlink()):
+            with suppress(OSError):  # not readable
+                paths += [each for each in path.iterdir() if not is_ignored(each.name)]
 
 
 def _check_keys(path: Path, meta: dict[str, Any], kind: str, place: str = "") -> Iterator[InvalidFile]:
@@ -113,9 +106,8 @@ def _check_keys(path: Path, meta: dict[str, Any], kind: str, place: str = "") ->
     for key, value in meta.items():
         if key not in keys:
             if not key.startswith("_"):  # a comment, in mcp-bash-framework
-                similar = difflib.get_close_matches(key, keys, n=1, cutoff=0.7)
-                advice = f"did you mean {similar[0]}?" if similar else f"known are {', '.join(sorted(keys))}"
-                yield invalid_field(path, key, f"{place}{key} is not a known key, and has no effect; {advice}")
+                message = f"{place}{key} is not a known key, and has no effect; {suggest(key, list(keys))}"
+                yield invalid_field(path, key, message)
         elif value is not None and not _has_type(value, keys[key]):
             yield invalid_field(path, key, f"{place}{key} is {value!r:.60}; it must be {_TYPE_NAMES[keys[key]]}")
         elif key in ("inputSchema", "outputSchema") and value and (error := find_schema_error(value)) is not None:

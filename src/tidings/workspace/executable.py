@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import mcp_types as types
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp.server.mcpserver.tools.base import Tool
-from pydantic import SkipValidation, ValidationError
+from pydantic import SkipValidation
 
 from tidings.errors import InvalidItem
 from tidings.runtime.child import CannotStart
@@ -28,8 +28,9 @@ from tidings.server.schema import find_schema_error, find_violation
 from tidings.workspace.call_slots import TooManyCalls, call_slot
 from tidings.workspace.caller import Caller
 from tidings.workspace.environment import add_env_script, build_environment, check_variables, encode_json, list_roots
-from tidings.workspace.items import LoadedItem, make_item
-from tidings.workspace.problems import invalid_field, invalid_model
+from tidings.workspace.items import LoadedItem
+from tidings.workspace.metadata import get_display_fields
+from tidings.workspace.problems import invalid_field, make_model
 from tidings.workspace.process import run_process
 from tidings.workspace.result import make_result, parse_progress, read_embedded_files, read_protocol_error
 from tidings.workspace.settings import Settings
@@ -193,25 +194,20 @@ def make_executable(
         env=_parse_env(meta_path, meta.get("env") or {}),
         metadata=meta,
     )
-    try:
-        tool = ExecutableTool(
-            fn=_placeholder,
-            name=tool_name,
-            title=meta.get("title"),
-            description=str(meta.get("description") or ""),
-            parameters=parameters,
-            fn_metadata=_placeholder_metadata(),
-            is_async=False,
-            context_kwarg=None,
-            annotations=meta.get("annotations"),
-            icons=meta.get("icons"),
-            meta=meta.get("_meta"),
-            executable=executable,
-            max_processes=settings.max_processes,
-        )
-    except ValidationError as error:
-        raise invalid_model(meta_path, error) from None
-    return make_item(tool, files=(path,))
+    tool = make_model(
+        ExecutableTool,
+        meta_path,
+        fn=_placeholder,
+        name=tool_name,
+        parameters=parameters,
+        fn_metadata=_placeholder_metadata(),
+        is_async=False,
+        context_kwarg=None,
+        **{**get_display_fields(meta), "description": str(meta.get("description") or "")},
+        executable=executable,
+        max_processes=settings.max_processes,
+    )
+    return LoadedItem(tool, files=(path,))
 
 
 def _parse_seconds(meta: dict[str, Any], path: Path, name: str, default: float) -> float:

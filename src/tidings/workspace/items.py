@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, KeysView, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,16 +17,13 @@ from tidings.sdk.definitions import as_dict, key_of, to_definition
 from tidings.workspace.problems import Problem
 from tidings.workspace.units import Unit
 
-__all__ = ["ItemKey", "ItemTable", "LoadedItem", "UnitContent", "make_item"]
+__all__ = ["ItemKey", "ItemTable", "LoadedItem", "UnitContent"]
 
 ItemKey = tuple[Feature, str]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class LoadedItem:
-    feature: Feature
-    key: str
-    definition: dict[str, Any]
     component: Any
     """The object that the SDK's `MCPServer` keeps in its registry."""
     etags: Mapping[str, str] = field(default_factory=dict)
@@ -35,6 +32,15 @@ class LoadedItem:
     """The files that the item is loaded from, inside the unit or not."""
     folder: Path | None = None
     """The folder of a template's files. A file that is added there changes `etags`."""
+    feature: Feature = field(init=False, default=Feature.RESOURCES)
+    key: str = field(init=False)
+    definition: dict[str, Any] = field(init=False)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.component, Tool | Prompt):
+            self.feature = Feature.TOOLS if isinstance(self.component, Tool) else Feature.PROMPTS
+        self.key = key_of(self.component)
+        self.definition = as_dict(to_definition(self.component))
 
     @property
     def registry(self) -> str:
@@ -58,23 +64,6 @@ class UnitContent:
     def folders(self) -> set[Path]:
         """The folders of the files that templates serve."""
         return {item.folder for item in self.items if item.folder is not None}
-
-
-def make_item(
-    component: Any,
-    *,
-    etags: Mapping[str, str] | None = None,
-    files: tuple[Path, ...] = (),
-    folder: Path | None = None,
-) -> LoadedItem:
-    feature = Feature.RESOURCES
-    if isinstance(component, Tool):
-        feature = Feature.TOOLS
-    elif isinstance(component, Prompt):
-        feature = Feature.PROMPTS
-    return LoadedItem(
-        feature, key_of(component), as_dict(to_definition(component)), component, etags or {}, files, folder
-    )
 
 
 class ItemTable:
@@ -103,18 +92,13 @@ class ItemTable:
                 items[unit] = added[key]
             if not items:
                 del self._units_by_key[key]
-            if len(items) > 1:
-                self._ambiguous.add(key)
-            else:
-                self._ambiguous.discard(key)
+            (self._ambiguous.add if len(items) > 1 else self._ambiguous.discard)(key)
         return keys
 
-    def set_exclusive(self, registries: frozenset[str]) -> KeysView[ItemKey] | set[ItemKey]:
+    def set_exclusive(self, registries: frozenset[str]) -> set[ItemKey]:
         """Set the registries that only serve registered items. Return the keys whose served item may differ."""
-        if registries == self._exclusive:
-            return set()
-        self._exclusive = registries
-        return self._units_by_key.keys()
+        has_changed, self._exclusive = registries != self._exclusive, registries
+        return set(self._units_by_key) if has_changed else set()
 
     def is_replaced(self, unit: Unit) -> bool:
         """Return whether registered items replace all items of the unit's kind."""

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
-from tidings.workspace.files import FileChecker
+from tidings.workspace.events import load_event
 from tidings.workspace.items import ItemKey, LoadedItem, UnitContent
 from tidings.workspace.metadata import read_meta, split_meta
 from tidings.workspace.problems import InvalidFile
@@ -21,19 +19,7 @@ from tidings.workspace.tools import load_tools
 from tidings.workspace.ui import load_page
 from tidings.workspace.units import Unit
 
-__all__ = ["LoadedUnit", "check_items", "list_other_files", "load_content"]
-
-
-@dataclass
-class LoadedUnit:
-    """A unit as it was last loaded."""
-
-    state: tuple[Any, ...] = ()
-    """The state of `files`, then of the sorted `other_files`, before they were loaded."""
-    files: list[Path] = field(default_factory=list)
-    content: UnitContent = field(default_factory=UnitContent)
-    other_files: frozenset[Path] = frozenset()
-    """Files of other units that the items are loaded from."""
+__all__ = ["check_items", "load_content"]
 
 
 def load_content(root: Path, settings: Settings, unit: Unit, files: list[Path]) -> UnitContent:
@@ -45,9 +31,9 @@ def load_content(root: Path, settings: Settings, unit: Unit, files: list[Path]) 
                 page = load_page(root, settings, root / unit.key, files, (root / unit.key).name)
                 return UnitContent([page] if page else [])
             return UnitContent(_load_resources(root, settings, files))
-        case "prompts":
-            return UnitContent(load_prompts(root, files))
-    raise ValueError(f"{unit.kind} has no items of its own")
+        case "events":
+            return UnitContent(event=load_event(root, settings, files[0]))
+    return UnitContent(load_prompts(root, files))
 
 
 def _load_resources(root: Path, settings: Settings, files: list[Path]) -> list[LoadedItem]:
@@ -79,9 +65,3 @@ def check_items(items: Iterable[LoadedItem], path: Path, max_bytes: int) -> None
         if (item.feature, item.key) in keys:
             raise InvalidFile(path, f"{item.feature.singular} {item.key!r} is defined twice; rename one of them")
         keys.add((item.feature, item.key))
-
-
-def list_other_files(items: Iterable[LoadedItem], files: list[Path], checker: FileChecker) -> frozenset[Path]:
-    """Return the files outside the unit that it is loaded from, as they are named and with links resolved."""
-    paths = {path for item in items for path in item.files}.union(files)
-    return frozenset(paths | {checker.resolve(path) for path in paths}) - set(files)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from tidings.workspace.reading import open_inside, read_inside, resolve_links
 
 __all__ = [
     "META_SUFFIX",
+    "get_display_fields",
     "parse_object",
     "read_comment",
     "read_file",
@@ -43,6 +44,12 @@ _TAG = re.compile(r"@(\w+)\s*(.*)")
 _ARGUMENT = re.compile(r"(?P<name>[\w-]+)(?::(?P<type>\w+))?(?P<required>!)?\s*(?P<description>.*)")
 _TYPES = frozenset({"string", "number", "integer", "boolean", "array", "object"})
 _MAX_COMMENT_LINES = 100
+
+
+def get_display_fields(meta: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the optional fields that clients show, as the models of the SDK name them."""
+    names = ("title", "description", "annotations", "icons", "_meta")
+    return {name.lstrip("_"): meta[name] for name in names if meta.get(name) is not None}
 
 
 def split_meta(files: Iterable[Path]) -> tuple[list[Path], list[Path]]:

@@ -7,14 +7,21 @@ import traceback
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from tidings.core.digest import canonical
 from tidings.errors import TidingsError
 from tidings.workspace.reading import read_inside
 
-__all__ = ["InvalidFile", "Problem", "digest_problems", "find_problem", "invalid_field", "invalid_model"]
+__all__ = ["ERRORS", "InvalidFile", "Problem", "digest_problems", "find_problem", "invalid_field", "make_model"]
+
+ERRORS = "tidings://errors"
+"""The resource that contains the problems."""
+
+
+Model = TypeVar("Model", bound=BaseModel)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -47,11 +54,14 @@ def invalid_field(path: Path, field: str, message: str) -> InvalidFile:
     return InvalidFile(path, message, field=field)
 
 
-def invalid_model(path: Path, error: ValidationError) -> InvalidFile:
-    """Return the error for metadata in `path` that a model of the SDK rejects."""
-    first = error.errors()[0]
-    location = ".".join(map(str, first["loc"]))
-    return invalid_field(path, str(first["loc"][0]) if location else "", f"{location or 'metadata'}: {first['msg']}")
+def make_model(model: type[Model], meta_path: Path, **fields: Any) -> Model:
+    """Return a model of the SDK. Raise `InvalidFile` if it rejects a field, which `meta_path` contains."""
+    try:
+        return model(**fields)
+    except ValidationError as error:
+        first = error.errors()[0]
+    field = ".".join(map(str, first["loc"]))
+    raise invalid_field(meta_path, str(first["loc"][0]) if field else "", f"{field or 'metadata'}: {first['msg']}")
 
 
 def find_problem(error: BaseException, path: Path, root: Path) -> Problem:

@@ -105,8 +105,7 @@ class _Run:
         self._max_output = max_output
         self._on_line = on_line
         self._stdout = bytearray()
-        self._line = bytearray()
-        self._is_line_too_long = False
+        self._line = b""
         self._is_timeout = self._is_truncated = self._is_idle = False
         self._last_line = 0.0
 
@@ -149,21 +148,11 @@ class _Run:
     def add_lines(self, chunk: bytes) -> None:
         if chunk:
             self._last_line = self._loop.time()
-        *whole, rest = (chunk or b"\n" * bool(self._line)).split(b"\n")
-        for part in whole:
-            self._extend_line(part)
-            if not self._is_line_too_long and self._on_line is not None:
+        *lines, rest = (self._line + (chunk or b"\n" * bool(self._line))).split(b"\n")
+        self._line = rest[: MAX_LINE + 1]  # enough to see that it is too long
+        for line in lines:
+            if len(line) <= MAX_LINE and self._on_line is not None:
                 try:
-                    self._on_line(self._line.decode("utf-8", "replace"))
+                    self._on_line(line.decode("utf-8", "replace"))
                 except Exception:  # a failing callback must not prevent the end of the group
                     logger.exception("the callback for a line of progress failed")
-            self._line.clear()
-            self._is_line_too_long = False
-        self._extend_line(rest)
-
-    def _extend_line(self, part: bytes) -> None:
-        if len(self._line) + len(part) > MAX_LINE:
-            self._is_line_too_long = True
-            self._line.clear()
-        elif not self._is_line_too_long:
-            self._line += part

@@ -24,11 +24,10 @@ from pathlib import Path
 from typing import Any
 
 from mcp.server.mcpserver.prompts.base import AssistantMessage, Message, Prompt, PromptArgument, UserMessage
-from pydantic import ValidationError
 
-from tidings.workspace.items import LoadedItem, make_item
+from tidings.workspace.items import LoadedItem
 from tidings.workspace.metadata import read_meta, read_text, require_inside, split_meta
-from tidings.workspace.problems import InvalidFile, invalid_field, invalid_model
+from tidings.workspace.problems import InvalidFile, invalid_field, make_model
 
 __all__ = ["load_prompts", "make_prompt"]
 
@@ -67,19 +66,18 @@ def make_prompt(root: Path, path: Path, meta: dict[str, Any], meta_path: Path | 
     role = str(meta.get("role") or "user")
     if role not in ("user", "assistant"):
         raise invalid_field(meta_path, "role", f"role is {role!r:.60}; it must be user or assistant")
-    try:
-        prompt = Prompt(
-            name=str(meta.get("name") or path.stem),
-            title=meta.get("title"),
-            description=meta.get("description"),
-            arguments=arguments,
-            icons=meta.get("icons"),
-            fn=_make_renderer(text, {argument.name for argument in arguments}, role),
-            context_kwarg=None,
-        )
-    except ValidationError as error:
-        raise invalid_model(meta_path, error) from None
-    return make_item(prompt, files=(path,))
+    prompt = make_model(
+        Prompt,
+        meta_path,
+        name=str(meta.get("name") or path.stem),
+        title=meta.get("title"),
+        description=meta.get("description"),
+        arguments=arguments,
+        icons=meta.get("icons"),
+        fn=_make_renderer(text, {argument.name for argument in arguments}, role),
+        context_kwarg=None,
+    )
+    return LoadedItem(prompt, files=(path,))
 
 
 def _parse_front_matter(path: Path, text: str) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from pydantic import ValidationError
 from pydantic_core import PydanticSerializationError, to_json
 
 from tidings.workspace.files import read_state
-from tidings.workspace.items import LoadedItem, make_item
+from tidings.workspace.items import LoadedItem
 from tidings.workspace.metadata import read_file
 from tidings.workspace.problems import InvalidFile, find_problem, invalid_field
 
@@ -64,15 +64,10 @@ class PythonTool(Tool):
         except (Exception, GeneratorExit):
             raise
         except BaseException as error:  # for example SystemExit: the server must continue
-            if isinstance(error, asyncio.CancelledError) and _is_cancelled():
-                raise
+            task = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+                raise  # this call is cancelled, and not a task that the tool made
             raise ToolError(f"{self.name} ended with {error!r}") from None
-
-
-def _is_cancelled() -> bool:
-    """Return whether the present call is cancelled. A tool may raise `CancelledError` for a task of its own."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
 
 
 def _describe(error: BaseException) -> str:
@@ -98,7 +93,7 @@ def load_python(root: Path, path: Path, meta: dict[str, Any], meta_path: Path | 
             tool = PythonTool.from_function(function, **options)
         except Exception as error:  # pydantic and the SDK raise many types for a bad signature
             raise InvalidFile(path, f"{function.__name__}: {error}", function.__code__.co_firstlineno) from error
-        items.append(make_item(tool))
+        items.append(LoadedItem(tool))
     return items
 
 

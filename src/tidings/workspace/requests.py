@@ -2,7 +2,7 @@
 
 Lists come in pages, in the order of their keys. The SDK has no pages, ignores an unknown cursor, and answers a mistake
 in a prompt request with an internal error. Here each mistake of a client gets -32602 and the reason, and the log has no
-traceback.
+traceback. A resource that is a file has its size.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from mcp.shared.exceptions import MCPError
 from tidings.sdk import internals
 from tidings.sdk.definitions import key_of
 from tidings.wire.methods import GET_PROMPT, LIST_METHODS
+from tidings.workspace.resources import FileResource
 
 __all__ = ["wrap_handlers"]
 
@@ -37,14 +38,15 @@ def wrap_handlers(server: MCPServer[Any]) -> dict[str, Handler]:
         entry = lowlevel.get_request_handler(method)
         assert entry is not None
         wrapped[method] = (
-            _add_pages(method, entry.handler) if method in LIST_METHODS else _add_check(server, entry.handler)
+            _add_pages(server, method, entry.handler) if method in LIST_METHODS else _add_check(server, entry.handler)
         )
         lowlevel.add_request_handler(method, entry.params_type, wrapped[method])
     return wrapped
 
 
-def _add_pages(method: str, handler: Handler) -> Handler:
+def _add_pages(server: MCPServer[Any], method: str, handler: Handler) -> Handler:
     member = LIST_METHODS[method].attribute
+    components = internals.registry_of(server, "resources")
 
     async def handle(ctx: Any, params: types.PaginatedRequestParams) -> Any:
         after = _decode_cursor(params.cursor) if params.cursor is not None else None
@@ -52,6 +54,10 @@ def _add_pages(method: str, handler: Handler) -> Handler:
         items = sorted(getattr(result, member), key=key_of)
         start = 0 if after is None else bisect_right(items, after, key=key_of)
         page = items[start : start + _PAGE]
+        for item in page:
+            # A size is not part of the definition, because a new size must not count as a change of the list.
+            if isinstance(item, types.Resource) and isinstance(file := components.get(item.uri), FileResource):
+                item.size = file.size
         following = _encode_cursor(key_of(page[-1])) if start + _PAGE < len(items) else None
         return result.model_copy(update={member: page, "next_cursor": following})
 
@@ -75,16 +81,12 @@ def _decode_cursor(cursor: str) -> str:
 
 def _add_check(server: MCPServer[Any], handler: Handler) -> Handler:
     async def handle(ctx: Any, params: types.GetPromptRequestParams) -> Any:
-        _check_prompt(server, params)
+        prompt = internals.registry_of(server, "prompts").get(params.name)
+        if prompt is None:
+            raise MCPError(types.INVALID_PARAMS, f"Unknown prompt: {params.name:.80}")
+        required = [argument.name for argument in prompt.arguments or () if argument.required]
+        if missing := [name for name in required if name not in (params.arguments or {})]:
+            raise MCPError(types.INVALID_PARAMS, f"{params.name}: missing arguments: {', '.join(missing)}")
         return await handler(ctx, params)
 
     return handle
-
-
-def _check_prompt(server: MCPServer[Any], params: types.GetPromptRequestParams) -> None:
-    prompt = internals.registry_of(server, "prompts").get(params.name)
-    if prompt is None:
-        raise MCPError(types.INVALID_PARAMS, f"Unknown prompt: {params.name:.80}")
-    required = [argument.name for argument in prompt.arguments or () if argument.required]
-    if missing := [name for name in required if name not in (params.arguments or {})]:
-        raise MCPError(types.INVALID_PARAMS, f"{params.name}: missing arguments: {', '.join(missing)}")

@@ -17,11 +17,10 @@ from urllib.parse import quote, unquote, urlsplit
 import anyio
 from mcp.server.mcpserver.exceptions import ResourceError, ResourceNotFoundError
 from mcp.server.mcpserver.resources import Resource
-from pydantic import ValidationError
 
-from tidings.workspace.items import LoadedItem, make_item
-from tidings.workspace.metadata import META_SUFFIX, require_inside
-from tidings.workspace.problems import InvalidFile, invalid_model
+from tidings.workspace.items import LoadedItem
+from tidings.workspace.metadata import META_SUFFIX, get_display_fields, require_inside
+from tidings.workspace.problems import InvalidFile, make_model
 from tidings.workspace.reading import open_inside, read_inside
 from tidings.workspace.settings import Settings
 
@@ -33,26 +32,23 @@ _MAX_HASHED = 64 << 20
 _COMPRESSED = {"gzip": "application/gzip", "bzip2": "application/x-bzip2", "xz": "application/x-xz"}
 """The MIME type of a compressed file is that of the compression: `notes.txt.gz` is not text."""
 
-_OPTIONAL_FIELDS = ("title", "description", "annotations", "icons", "_meta")
-
 
 def make_resource(
     root: Path, settings: Settings, path: Path, meta: dict[str, Any], meta_path: Path | None = None
 ) -> LoadedItem:
     name = path.relative_to(root).as_posix().removeprefix("resources/")
-    try:
-        resource = FileResource(
-            uri=str(meta.get("uri") or f"workspace:///{quote(name)}"),
-            name=str(meta.get("name") or name),
-            mime_type=str(meta.get("mimeType") or guess_mime_type(root, path)),
-            path=path,
-            root=root,
-            max_bytes=settings.resources_max_bytes,
-            **{field.lstrip("_"): meta[field] for field in _OPTIONAL_FIELDS if meta.get(field) is not None},
-        )
-    except ValidationError as error:
-        raise invalid_model(meta_path or path, error) from None
-    return make_item(resource, etags={str(resource.uri): compute_etag(root, path)}, files=(path,))
+    resource = make_model(
+        FileResource,
+        meta_path or path,
+        uri=str(meta.get("uri") or f"workspace:///{quote(name)}"),
+        name=str(meta.get("name") or name),
+        mime_type=str(meta.get("mimeType") or guess_mime_type(root, path)),
+        path=path,
+        root=root,
+        max_bytes=settings.resources_max_bytes,
+        **get_display_fields(meta),
+    )
+    return LoadedItem(resource, etags={str(resource.uri): compute_etag(root, path)}, files=(path,))
 
 
 def compute_etag(root: Path, path: Path) -> str:

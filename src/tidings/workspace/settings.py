@@ -18,7 +18,7 @@ from tidings.workspace.metadata import read_meta, read_text
 from tidings.workspace.problems import InvalidFile
 from tidings.workspace.reading import MAX_BYTES
 
-__all__ = ["Settings", "list_faults", "load_settings", "read_tool_allowlist"]
+__all__ = ["Settings", "list_faults", "load_settings", "read_tool_allowlist", "suggest"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,28 +94,29 @@ def load_settings(root: Path) -> Settings:
 
 def list_faults(root: Path) -> list[InvalidFile]:
     """Return all unknown or wrong settings in `tidings.toml`. The list is empty if it can't be read at all."""
-    import tomllib
-
     path = root / "tidings.toml"
     try:
-        text = read_text(root, path)
-        values = tomllib.loads(text)
-    except (InvalidFile, ValueError, RecursionError):
+        text, values = _read_toml(path, root)
+    except (InvalidFile, ValueError):
         return []
     return list(_check_settings(path, text, values))
 
 
-def _load_toml(path: Path, root: Path) -> Settings:
+def _read_toml(path: Path, root: Path) -> tuple[str, dict[str, Any]]:
     import tomllib
 
     text = read_text(root, path)
     try:
-        values = tomllib.loads(text)
+        return text, tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         found = re.search(r"at line (\d+)", str(error))
         raise InvalidFile(path, f"not TOML: {error}", int(found[1]) if found else len(text.splitlines())) from None
     except RecursionError:
         raise InvalidFile(path, "not TOML: it is nested too deeply") from None
+
+
+def _load_toml(path: Path, root: Path) -> Settings:
+    text, values = _read_toml(path, root)
     for fault in _check_settings(path, text, values):
         raise fault
     policy = values.pop("policy", {})
@@ -140,7 +141,7 @@ def _check_settings(path: Path, text: str, values: dict[str, Any]) -> Iterator[I
     for key, value in values.items():
         is_section = isinstance(value, dict) and key not in _NAMES[""]
         if is_section and (not key or key not in _NAMES):
-            advice = _suggest(f"[{key}]", [f"[{section}]" for section in _NAMES if section])
+            advice = suggest(f"[{key}]", [f"[{section}]" for section in _NAMES if section])
             yield InvalidFile(path, f"[{key}] is not a section; {advice}", _find_line(text, key))
             continue
         section, settings = (key, value) if is_section else ("", {key: value})
@@ -159,7 +160,7 @@ def _check_setting(path: Path, text: str, section: str, key: str, value: Any) ->
     if key not in _NAMES[section]:
         owner = next((each for each, names in _NAMES.items() if key in names), None)
         if owner is None:
-            advice = _suggest(key, _NAMES[section])
+            advice = suggest(key, _NAMES[section])
         else:
             advice = f"it belongs in [{owner}]" if owner else "it belongs above the first section"
         raise InvalidFile(path, f"{name} is not a setting; {advice}", line)
@@ -180,7 +181,7 @@ def _check_value(path: Path, line: int | None, name: str, value: Any, types: tup
         )
 
 
-def _suggest(name: str, known: list[str]) -> str:
+def suggest(name: str, known: list[str]) -> str:
     """Return advice with the most similar of the known names, or with all of them."""
     import difflib  # here, because a server seldom needs it
 

@@ -22,11 +22,11 @@ import anyio
 from mcp.server.mcpserver.exceptions import ResourceNotFoundError
 from mcp.server.mcpserver.resources import DEFAULT_RESOURCE_SECURITY, ResourceTemplate
 from mcp.shared.uri_template import InvalidUriTemplate, UriTemplate
-from pydantic import ValidationError
 
 from tidings.workspace.files import is_ignored, load_ignore_rules, read_state, walk
-from tidings.workspace.items import LoadedItem, make_item
-from tidings.workspace.problems import InvalidFile, invalid_field, invalid_model
+from tidings.workspace.items import LoadedItem
+from tidings.workspace.metadata import get_display_fields
+from tidings.workspace.problems import InvalidFile, invalid_field, make_model
 from tidings.workspace.reading import resolve_links
 from tidings.workspace.resources import FileResource, compute_etag, get_uri_path, guess_mime_type
 from tidings.workspace.settings import Settings
@@ -38,6 +38,9 @@ _MAX_FILES = 10_000
 
 _TIME_RESOLUTION = 2.0
 """Seconds in which two edits may leave the same change time, on any file system."""
+
+_SHARED_FIELDS = ("name", "title", "description", "annotations", "icons", "meta", "root", "max_bytes")
+"""The fields that the resources of a template have from it."""
 
 _VARIABLE = re.compile(r"\{\+?(\w+)\}")
 
@@ -60,16 +63,9 @@ class FileTemplate(ResourceTemplate):
             mime_type = await anyio.to_thread.run_sync(guess_mime_type, self.root, path)
         return FileResource(
             uri=uri,
-            name=self.name,
-            title=self.title,
-            description=self.description,
             mime_type=mime_type,
-            icons=self.icons,
-            annotations=self.annotations,
-            meta=self.meta,
             path=path,
-            root=self.root,
-            max_bytes=self.max_bytes,
+            **{name: getattr(self, name) for name in _SHARED_FIELDS},
         )
 
     def find_file(self, variables: dict[str, Any]) -> Path | None:
@@ -111,16 +107,12 @@ class FileTemplate(ResourceTemplate):
     @property
     def _path_expression(self) -> str:
         """A regular expression that matches the path of a file, with a group for each variable."""
-        expression, position = "", 0
-        path = (self.path or "").lstrip("/")
-        seen: set[str] = set()
-        for found in _VARIABLE.finditer(path):
-            name = found[1]
-            expression += re.escape(path[position : found.start()])
-            expression += f"(?P={name})" if name in seen else f"(?P<{name}>.+)"
-            seen.add(name)
-            position = found.end()
-        return expression + re.escape(path[position:])
+        start, *parts = _VARIABLE.split((self.path or "").lstrip("/"))
+        expression, names = re.escape(start), parts[::2]
+        for number, (name, text) in enumerate(zip(names, parts[1::2], strict=True)):
+            expression += f"(?P={name})" if name in names[:number] else f"(?P<{name}>.+)"
+            expression += re.escape(text)
+        return expression
 
     @property
     def folder(self) -> Path:
@@ -164,28 +156,23 @@ def make_template(root: Path, settings: Settings, meta: dict[str, Any], meta_pat
     for name in re.findall(r"\{\+?(.*?)\}", str(meta.get("path") or "")):
         if name not in parsed.variable_names:
             raise invalid_field(meta_path, "path", f"{{{name}}} is not a variable of the uriTemplate {text!r}")
-    try:
-        template = FileTemplate(
-            root=root,
-            max_bytes=settings.resources_max_bytes,
-            path=None if meta.get("path") is None else str(meta["path"]),
-            guesses_mime_type=not meta.get("mimeType"),
-            uri_template=text,
-            parsed_template=parsed,
-            name=str(meta.get("name") or text),
-            title=meta.get("title"),
-            description=meta.get("description") or "",
-            mime_type=meta.get("mimeType") or mimetypes.guess_type(meta.get("path") or text)[0] or "text/plain",
-            annotations=meta.get("annotations"),
-            icons=meta.get("icons"),
-            meta=meta.get("_meta"),
-            fn=lambda: None,  # not called: `create_resource` reads the file
-            parameters={},
-            context_kwarg=None,
-            security=DEFAULT_RESOURCE_SECURITY,
-        )
-    except ValidationError as error:
-        raise invalid_model(meta_path, error) from None
+    template = make_model(
+        FileTemplate,
+        meta_path,
+        root=root,
+        max_bytes=settings.resources_max_bytes,
+        path=None if meta.get("path") is None else str(meta["path"]),
+        guesses_mime_type=not meta.get("mimeType"),
+        uri_template=text,
+        parsed_template=parsed,
+        name=str(meta.get("name") or text),
+        mime_type=meta.get("mimeType") or mimetypes.guess_type(meta.get("path") or text)[0] or "text/plain",
+        **{"description": "", **get_display_fields(meta)},
+        fn=lambda: None,  # not called: `create_resource` reads the file
+        parameters={},
+        context_kwarg=None,
+        security=DEFAULT_RESOURCE_SECURITY,
+    )
     if not resolve_links(template.folder).is_relative_to(root):
         raise invalid_field(meta_path, "path", "the files of this template are outside the workspace")
-    return make_item(template, etags=template.list_etags(), folder=template.folder)
+    return LoadedItem(template, etags=template.list_etags(), folder=template.folder)

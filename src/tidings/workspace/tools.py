@@ -32,25 +32,22 @@ _START_BYTES = 1024
 
 
 def load_tools(root: Path, settings: Settings, unit: Unit, files: list[Path]) -> UnitContent:
-    if not unit.is_folder:
-        items = _load_tool(root, settings, files, None)
-        return UnitContent(items, problems=_find_unstarted_tools(root, files, False))
-    items = []
+    items: list[LoadedItem] = []
     problems: tuple[Problem, ...] = ()
-    folders = _find_tool_folders(files)
+    folders = _find_tool_folders(files) if unit.is_folder else {None: files}
     for folder, tool_files in folders.items():
-        page = load_page(root, settings, folder / "ui", files, folder.name)
+        page = load_page(root, settings, folder / "ui", files, folder.name) if folder else None
         items += _load_tool(root, settings, tool_files, folder, page)
         items += [page] if page else []
-        problems += _find_unstarted_tools(root, tool_files, True)
+        problems += _find_unstarted_tools(root, tool_files, folder is not None)
     if not folders and not unit.is_helper:
         problems = _find_misnamed(root, root / unit.key, files)
     return UnitContent(items, problems=problems)
 
 
-def _find_tool_folders(files: list[Path]) -> dict[Path, list[Path]]:
+def _find_tool_folders(files: list[Path]) -> dict[Path | None, list[Path]]:
     """Return the folders that contain `tool.*`, and these files. The folders below them are for the tool's own use."""
-    found: dict[Path, list[Path]] = {}
+    found: dict[Path | None, list[Path]] = {}
     for path in sorted(files, key=lambda path: len(path.parts)):
         if get_stem(path.name) == "tool" and found.keys().isdisjoint(path.parent.parents):
             found.setdefault(path.parent, []).append(path)
@@ -58,7 +55,7 @@ def _find_tool_folders(files: list[Path]) -> dict[Path, list[Path]]:
 
 
 def _load_tool(
-    root: Path, settings: Settings, files: list[Path], folder: Path | None, page: LoadedItem | None = None
+    root: Path, settings: Settings, files: list[Path], folder: Path | None, page: LoadedItem | None
 ) -> list[LoadedItem]:
     metas, others = split_meta(files)
     scripts = [path for path in others if _is_tool(root, path, folder is not None)]
@@ -96,7 +93,8 @@ def _is_executable(root: Path, path: Path) -> bool:
 
     A Python file also needs `#!`, because some file systems mark all files as executable. So does a document.
     """
-    return os.access(path, os.X_OK) and (not (path.suffix == ".py" or _is_document(path)) or _has_shebang(root, path))
+    needs_shebang = path.suffix == ".py" or _is_document(path)
+    return os.access(path, os.X_OK) and (not needs_shebang or _read_start(root, path).startswith(b"#!"))
 
 
 def _is_document(path: Path) -> bool:
@@ -118,7 +116,7 @@ def find_unstarted(root: Path, files: list[Path], effect: str) -> tuple[Problem,
     """Return a problem for each script among files that are not executable."""
     found: list[Problem] = []
     for path in filter(partial(looks_like_script, root), files):
-        if _has_shebang(root, path):
+        if _read_start(root, path).startswith(b"#!"):
             message = f"is not executable, so it {effect}; make it executable with `chmod +x`"
         else:
             message = (
@@ -139,10 +137,6 @@ def _find_misnamed(root: Path, folder: Path, files: list[Path]) -> tuple[Problem
         for path in files
         if path.parent == folder and not path.name.startswith("_") and looks_like_script(root, path)
     )
-
-
-def _has_shebang(root: Path, path: Path) -> bool:
-    return _read_start(root, path).startswith(b"#!")
 
 
 def _read_start(root: Path, path: Path) -> bytes:

@@ -53,12 +53,8 @@ class FolderWatcher:
         self._scan = scan
         self._poll = poll
         self._list_other_folders = list_other_folders
-        self._pending: set[asyncio.Task[None]] = set()
-
-    @property
-    def has_pending_scan(self) -> bool:
-        """Whether some files will be scanned again soon."""
-        return bool(self._pending)
+        self.pending: set[asyncio.Task[None]] = set()
+        """Scans that will soon follow an earlier one. Tests wait until there are none."""
 
     async def run(self) -> None:
         await asyncio.gather(self._follow_events(), self._follow_interval())
@@ -66,8 +62,8 @@ class FolderWatcher:
     async def _scan_paths(self, paths: set[Path] | None) -> None:
         if remaining := await self._scan(paths, True):
             task = asyncio.create_task(self._scan_again(remaining))
-            self._pending.add(task)
-            task.add_done_callback(self._pending.discard)
+            self.pending.add(task)
+            task.add_done_callback(self.pending.discard)
 
     async def _scan_again(self, remaining: set[Path]) -> None:
         while remaining:
@@ -85,7 +81,9 @@ class FolderWatcher:
                     await self._scan_paths(paths)
             except Exception as error:  # a file system or its watcher may fail in any way
                 if last_error != str(error):
-                    logger.warning("%s can't be watched: %s; %s", self._root, error, _advise(error))
+                    advice = "raise sysctl fs.inotify.max_user_watches; " * ("limit" in str(error))
+                    advice += "Tidings tries again, and scans the folder in the meantime"
+                    logger.warning("%s can't be watched: %s; %s", self._root, error, advice)
                 last_error = str(error)
             await asyncio.sleep(backoff.fail())
             if not self._root.is_dir():
@@ -95,11 +93,6 @@ class FolderWatcher:
         while self._poll > 0:
             await asyncio.sleep(self._poll)
             await self._scan_paths(None)
-
-
-def _advise(error: Exception) -> str:
-    advice = "Tidings tries again, and scans the folder in the meantime"
-    return f"raise sysctl fs.inotify.max_user_watches; {advice}" if "limit" in str(error) else advice
 
 
 async def watch_paths(root: Path, list_other_folders: Callable[[], set[Path]] = set) -> AsyncIterator[set[Path] | None]:

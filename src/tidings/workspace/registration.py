@@ -14,14 +14,14 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from tidings.errors import TidingsError
 from tidings.workspace.environment import add_env_script, build_environment
-from tidings.workspace.files import find_inside, read_state
+from tidings.workspace.files import FileChecker, find_inside, read_state
 from tidings.workspace.items import LoadedItem, UnitContent
 from tidings.workspace.metadata import parse_object, read_file
 from tidings.workspace.problems import InvalidFile
@@ -32,7 +32,7 @@ from tidings.workspace.settings import Settings
 from tidings.workspace.templates import make_template
 from tidings.workspace.tools import find_unstarted, load_registered_tool
 
-__all__ = ["RegisterScripts", "select_scripts"]
+__all__ = ["RegisterScripts"]
 
 _REGISTRIES = {"tools": "tools", "resources": "resources", "resourceTemplates": "templates", "prompts": "prompts"}
 """The kinds of a registration, and the registries of `MCPServer` that they belong to."""
@@ -46,7 +46,7 @@ _SIGNAL_INTERVAL = 0.1
 _KNOWN_MEMBERS = frozenset({*_REGISTRIES, "completions", "version", "_meta", "ui", "uiResources"})
 
 
-def select_scripts(files: list[Path]) -> list[Path]:
+def _select_scripts(files: list[Path]) -> list[Path]:
     """Return the executables among the unit's files, and `register.sh`. A `register.json` replaces all of them.
 
     `register.sh` needs no permission, because bash sources it: mcp-bash-framework runs it without one, too.
@@ -57,14 +57,43 @@ def select_scripts(files: list[Path]) -> list[Path]:
 
 
 class RegisterScripts:
-    """The scripts `server.d/register.*`, with the last output of each."""
+    """The scripts of a workspace, with the last output of each."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, get_settings: Callable[[], Settings], list_files: Callable[[], list[Path]]) -> None:
+        """Prepare the runs. `list_files` returns the files of the unit that the last scan found."""
         self._root = root
+        self._get_settings = get_settings
+        self._list_files = list_files
         self._output: dict[Path, bytes | InvalidFile] = {}
-        self._state: list[tuple[Any, ...]] | None = None
+        self._state: list[tuple[Any, ...]] = []
+        self._must_run = asyncio.Event()
 
-    async def run(self, settings: Settings, scripts: list[Path]) -> None:
+    async def follow(self, load: Callable[[list[Path]], Awaitable[Any]]) -> None:
+        """Run the scripts after `wake`, and at their interval. Call `load` with the scripts after each run.
+
+        This does not run inside a scan, so that a script that hangs delays no other file.
+        """
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._get_settings().register_ttl):
+                    await self._must_run.wait()
+            self._must_run.clear()
+            if scripts := await self.run():
+                await load(scripts)
+
+    def wake(self) -> None:
+        """Start a run if a script has changed."""
+        if self.has_changes():
+            self._must_run.set()
+
+    def has_changes(self) -> bool:
+        """Return whether a script is new or has changed since the last run."""
+        scripts = self._list_scripts()
+        return bool(scripts) and self._state != list(map(read_state, scripts))
+
+    async def run(self) -> list[Path]:
+        """Run the scripts, and return them."""
+        settings, scripts = self._get_settings(), self._list_scripts()
         # Compare only the scripts, because a script may write other files beside it.
         state = list(map(read_state, scripts))
         output: dict[Path, bytes | InvalidFile] = {}
@@ -73,12 +102,16 @@ class RegisterScripts:
                 output[path] = await _run_script(self._root, settings, path)
             except InvalidFile as error:
                 output[path] = error
-        self._output, self._state = output, state
+        if scripts:
+            self._output, self._state = output, state
+        return scripts
 
-    def run_blocking(self, settings: Settings, scripts: list[Path]) -> None:
+    def run_blocking(self) -> list[Path]:
         """Run the scripts in a thread with its own event loop, because the caller may be inside an event loop."""
+        if not self._list_scripts():
+            return []
         loop = asyncio.new_event_loop()
-        task = loop.create_task(self.run(settings, scripts))
+        task = loop.create_task(self.run())
         has_ended = threading.Event()  # unlike `Thread.join`, waiting for it can be repeated after an interrupt
 
         def run_loop() -> None:
@@ -99,25 +132,21 @@ class RegisterScripts:
             if thread.is_alive():  # if it has not started yet, it stops by itself
                 has_ended.wait()
             raise
-        task.result()
+        return task.result()
 
-    def has_changes(self, scripts: list[Path]) -> bool:
-        """Return whether a script is new or has changed since `run`."""
-        return bool(scripts) and self._state != list(map(read_state, scripts))
-
-    def has_output(self, files: list[Path]) -> bool:
-        """Return whether every script has run at least once."""
-        return all(path in self._output for path in select_scripts(files))
-
-    def load(self, settings: Settings, files: list[Path]) -> UnitContent:
+    def load(self, files: list[Path], previous: UnitContent) -> UnitContent:
+        """Return the registered items, or the previous ones until every script has run."""
+        settings = self._get_settings()
         for path in files:
             if path.name == "register.json":
                 return _parse_registration(self._root, settings, path, read_file(self._root, path))
         items: list[LoadedItem] = []
         exclusive: frozenset[str] = frozenset()
-        scripts = select_scripts(files)
+        scripts = _select_scripts(files)
+        if not self._output.keys() >= set(scripts):
+            return previous
         for path in scripts:
-            output = self._output.get(path, b"")
+            output = self._output[path]
             if isinstance(output, InvalidFile):
                 raise output
             registration = _parse_registration(self._root, settings, path, output)
@@ -125,6 +154,10 @@ class RegisterScripts:
             exclusive |= registration.exclusive
         others = [path for path in files if path not in scripts]
         return UnitContent(items, exclusive, problems=find_unstarted(self._root, others, "does not run"))
+
+    def _list_scripts(self) -> list[Path]:
+        """Return the scripts that the last scan found and that are still inside the workspace."""
+        return list(filter(FileChecker(self._root).is_inside, _select_scripts(self._list_files())))
 
 
 def _parse_registration(root: Path, settings: Settings, source: Path, text: bytes) -> UnitContent:
