@@ -62,9 +62,37 @@ def test_child_without_an_event_loop_is_ended(pipe: SharedPipe, trap: str, statu
     child = Child(command, stdin=subprocess.DEVNULL, stdout=None, stderr=None)
     assert pipe.read() == b"x"
     assert not child.poll()
-    child.end(DEADLINE if status == 4 else 0.1)
+    child.stop_blocking(DEADLINE if status == 4 else 0.1)
 
     assert child.status == status
+
+
+LEAVES_A_PROCESS = "exec 9>{}; {}; (trap '' TERM; printf x >&9; while :; do sleep 1000; done) & {}"
+
+
+@pytest.mark.anyio
+async def test_what_a_stopped_child_leaves_behind_is_killed(pipe: SharedPipe) -> None:
+    command = LEAVES_A_PROCESS.format(pipe.path, "trap 'exit 0' TERM", "while :; do sleep 0.01; done")
+    async with asyncio.timeout(DEADLINE):
+        child = await Child.start(command, kills_rest=False, stdout=None, stderr=None, grace=DEADLINE)
+        assert await asyncio.to_thread(pipe.read) == b"x"
+        child.stop()
+        assert await child.wait() == 0
+    assert pipe.has_ended
+
+
+@pytest.mark.parametrize("is_stopped", [True, False])
+def test_what_a_child_without_an_event_loop_leaves_behind_is_killed(pipe: SharedPipe, is_stopped: bool) -> None:
+    end = "while :; do sleep 0.01; done" if is_stopped else "exit 0"
+    command = LEAVES_A_PROCESS.format(pipe.path, "trap 'exit 0' TERM", end)
+    child = Child(command, stdin=subprocess.DEVNULL, stdout=None, stderr=None)
+    assert pipe.read() == b"x"
+    if is_stopped:
+        child.stop_blocking(DEADLINE)
+    else:
+        assert child.poll(DEADLINE)
+    assert child.status == 0
+    assert pipe.has_ended
 
 
 def test_error_of_the_start_names_the_command() -> None:

@@ -138,7 +138,7 @@ class EmbeddedNats:
 
     def _end(self, grace: float) -> None:
         if self._child is not None:
-            self._child.end(grace)
+            self._child.stop_blocking(grace)
             self._child = None
 
     def _make_folder(self) -> Path:
