@@ -21,7 +21,7 @@ from types import TracebackType
 from tidings.dependencies import missing_extra
 from tidings.errors import TidingsError
 from tidings.runtime.child import Child
-from tidings.runtime.supervisor import Restarts
+from tidings.runtime.restarts import Restarts
 
 __all__ = ["EmbeddedNats"]
 
@@ -90,6 +90,7 @@ class EmbeddedNats:
             self.kill()
             self.close()
             raise
+        self._restarts.mark_ready()
 
     def _start(self) -> None:
         if self._data is None:
