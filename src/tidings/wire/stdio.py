@@ -6,10 +6,8 @@ All messages share one pipe. Those that carry the id of a listen request belong 
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any
 
 from tidings.core.frames import ACKNOWLEDGED_METHOD
@@ -149,8 +147,7 @@ class StdioClientSession(Session):
     async def terminate(self, limit: float) -> bool:
         """Send SIGTERM. Return whether the process exits in time."""
         assert self._child is not None
-        with suppress(ProcessLookupError):
-            os.kill(self._child.pid, signal.SIGTERM)
+        self._child.signal(signal.SIGTERM)
         await asyncio.wait([self._child.finished], timeout=limit)
         return self._child.finished.done()
 
