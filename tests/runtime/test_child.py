@@ -138,9 +138,9 @@ async def main():
     while True:
         children = [await Child.start(command) for _ in range(3)]
         children[0].stop()
-        children[1].finish()
+        children[1].kill_now()
         await asyncio.sleep(0)
-        children[2].finish()
+        children[2].kill_now()
         await asyncio.gather(*(child.wait() for child in children))
 
 asyncio.run(main())

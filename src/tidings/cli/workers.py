@@ -27,8 +27,8 @@ from typing import Any, NamedTuple, NoReturn
 
 from tidings.cli.output import fail, print_stderr
 from tidings.errors import TidingsError
-from tidings.runtime.shutdown import SIGNALS, STOP_WORKERS, exit_process
 from tidings.runtime.restarts import Restarts
+from tidings.runtime.shutdown import SIGNALS, STOP_WORKERS, exit_process
 
 __all__ = ["Worker", "run_workers"]
 

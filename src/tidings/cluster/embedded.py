@@ -101,7 +101,7 @@ class EmbeddedNats:
         (run / "server.conf").write_text(self._configuration(run, log), encoding="utf-8")
         null = subprocess.DEVNULL
         command: list[str | Path] = [_executable(), "-c", run / "server.conf"]
-        self._child = child = Child(command, stdin=null, stdout=null, stderr=null, at_death="TERM")
+        self._child = child = Child(command, stdin=null, stdout=null, stderr=null, signal_on_parent_death="TERM")
         self._port = _wait_for_port(child, run / f"nats-server_{child.pid}.ports", log)
 
     def stop(self) -> None:

@@ -71,7 +71,7 @@ class Child:
         stdout: int | IO[Any] | None = subprocess.PIPE,
         stderr: int | IO[Any] | None = subprocess.PIPE,
         pass_fds: Sequence[int] = (),
-        at_death: str = "KILL",
+        signal_on_parent_death: str = "KILL",
         on_output: Callable[[bytes], None] = lambda chunk: None,
         on_stop: Callable[[], None] = lambda: None,
         grace: float = GRACE,
@@ -80,9 +80,10 @@ class Child:
     ) -> None:
         """Start `command`; a string is a command for the shell. Raise `CannotStart`.
 
-        `at_death` is the signal that the group gets when this process dies. The rest is for `start`: `on_output` is
-        called with each chunk of stdout, and with `b""` at its end; `on_stop` before the group is stopped early. With
-        `kills_rest=False`, processes that the leader has left behind may go on, unless the group was stopped early.
+        `signal_on_parent_death` is the signal that the group gets when this process dies. The rest is for `start`:
+        `on_output` is called with each chunk of stdout, and with `b""` at its end; `on_stop` before the group is
+        stopped early. With `kills_rest=False`, processes that the leader has left behind may go on, unless the group
+        was stopped early.
         """
         try:
             with watchdog.starting() as (variables, add):
@@ -105,7 +106,7 @@ class Child:
                     pass_fds=pass_fds,
                 )
                 self.pid = self._leader.pid
-                add(self.pid, at_death)
+                add(self.pid, signal_on_parent_death)
         except OSError as error:
             name = command if isinstance(command, str) else str(command[0])
             raise CannotStart(_explain(name, cwd, error)) from error
@@ -125,7 +126,7 @@ class Child:
         self._written: asyncio.Future[None] | None = None
         self._readers: dict[int, tuple[IO[bytes], Callable[[bytes], None]]] = {}
         self._timers: list[asyncio.TimerHandle] = []
-        self._is_noticed = self._is_finished = False
+        self._has_exited = self._is_finished = False
         self._pidfd = -1
 
     @classmethod
@@ -154,7 +155,7 @@ class Child:
                 os.set_blocking(self._leader.stdin.fileno(), False)
             self._watch_exit()
         except BaseException:
-            self.finish()
+            self.kill_now()
             raise
 
     @property
@@ -170,7 +171,7 @@ class Child:
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the group."""
         if self._leader.returncode is not None:
-            return  # until the leader is reaped, the system does not reuse its process id, which names the group
+            return  # Reaped: the system may have reused the number of the group.
         try:
             os.killpg(self.pid, number)
         except (ProcessLookupError, PermissionError):
@@ -229,13 +230,13 @@ class Child:
                 await asyncio.shield(self.finished)
             raise
         finally:
-            self.finish()
+            self.kill_now()
         return self.status
 
     def stop(self) -> None:
         """Send SIGTERM, and SIGKILL after the grace period."""
-        if self._is_noticed:
-            self.finish()
+        if self._has_exited:
+            self.kill_now()
         elif not self.is_stopping:
             self.is_stopping = True
             try:
@@ -245,12 +246,12 @@ class Child:
             self.signal(signal.SIGTERM)
             self.call_later(self._grace, self.signal, signal.SIGKILL)
 
-    def finish(self) -> None:
+    def kill_now(self) -> None:
         """Kill the rest of the group, read what it has written, and reap the leader. Block for at most `GRACE`."""
         if self._is_finished:
             return
         self._is_finished = True
-        if self._kills_rest or self.is_stopping or not self._is_noticed:
+        if self._kills_rest or self.is_stopping or not self._has_exited:
             self.signal(signal.SIGKILL)
         for timer in self._timers:
             timer.cancel()
@@ -312,8 +313,8 @@ class Child:
             self._readers[descriptor][1](chunk)
             return descriptor in self._readers
         self._close(descriptor)
-        if self._is_noticed and not self._readers:
-            self.finish()
+        if self._has_exited and not self._readers:
+            self.kill_now()
         return False
 
     def _close(self, descriptor: int) -> None:
@@ -389,11 +390,11 @@ class Child:
         if self._is_finished:
             return  # the waiting thread reports it too late
         self._close_pidfd()
-        self._is_noticed = True
+        self._has_exited = True
         if self.is_stopping or not self._readers:
-            self.finish()
+            self.kill_now()
         else:
-            self.call_later(self._linger, self.finish)
+            self.call_later(self._linger, self.kill_now)
 
     def _close_pidfd(self) -> None:
         if self._pidfd >= 0:

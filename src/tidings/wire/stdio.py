@@ -18,7 +18,7 @@ from tidings.wire.session import Era, Frame, Session, Stream, Unanswered
 
 __all__ = ["StdioClientSession"]
 
-_EXIT_TIMEOUT = 5.0
+_CLOSE_TIMEOUT = 5.0
 """Seconds for the process to exit when its input ends, and after SIGTERM."""
 
 
@@ -36,7 +36,7 @@ class StdioClientSession(Session):
 
     async def open(self) -> None:
         # It leads a group of its own, so that Ctrl-C does not reach it.
-        self._child = await Child.start(self._command, on_output=self._read, grace=_EXIT_TIMEOUT)
+        self._child = await Child.start(self._command, on_output=self._read, grace=_CLOSE_TIMEOUT)
         await super().open()
 
     def _read(self, chunk: bytes) -> None:
@@ -158,8 +158,8 @@ class StdioClientSession(Session):
         self.set_reading(True)
         self._child.write(b"", closes=True)
         try:
-            await asyncio.wait([self._child.finished], timeout=_EXIT_TIMEOUT)
+            await asyncio.wait([self._child.finished], timeout=_CLOSE_TIMEOUT)
             self._child.stop()
             await self._child.wait()
         finally:  # also after a second Ctrl-C
-            self._child.finish()
+            self._child.kill_now()
