@@ -13,8 +13,8 @@ def test_delays_double_up_to_a_limit_and_start_again() -> None:
     assert backoff.delay(10**6) == 5.0
 
 
-def test_half_of_a_delay_is_left_to_chance() -> None:
+def test_jitter_shortens_a_delay_by_up_to_half() -> None:
     chances = iter((0.0, 1.0))
-    backoff = Backoff(1.0, 8.0, spreads=True, random=lambda: next(chances))
+    backoff = Backoff(1.0, 8.0, jitter=True, random=lambda: next(chances))
 
     assert [backoff.delay(1) for _ in range(2)] == [1.0, 2.0]

@@ -19,7 +19,7 @@ from tidings.wire.stdio import StdioClientSession
 
 __all__ = ["check_expiry", "check_sessions", "check_sigterm", "check_slow_reader"]
 
-_EXIT_TIMEOUT = 10.0
+_SIGTERM_TIMEOUT = 10.0
 """Seconds to exit after SIGTERM: as long as Docker waits until it kills a process."""
 _EXPIRY_TOLERANCE = 10.0
 """Seconds that a stream may outlive its token: clocks differ, and servers look at intervals."""
@@ -166,11 +166,11 @@ async def check_sigterm(run: Run) -> None:
     if session.era == "modern":
         stream = await session.listen({f"{feature.value}ListChanged": True for feature in Feature})
     sent = run.transcript.record(session.channel, "sent", "SIGTERM")
-    has_exited = await session.terminate(_EXIT_TIMEOUT)
+    has_exited = await session.terminate(_SIGTERM_TIMEOUT)
     opening = stream.acknowledgement if stream is not None else session.discovery
     run.passed("sigterm")
     if not has_exited:
-        run.report.add("sigterm", f"the process still runs {_EXIT_TIMEOUT:g} s after SIGTERM", [opening, sent])
+        run.report.add("sigterm", f"the process still runs {_SIGTERM_TIMEOUT:g} s after SIGTERM", [opening, sent])
     if stream is None or stream.acknowledgement is None:
         run.skip(["graceful-end"], "there is no listen stream")
     elif not has_exited:

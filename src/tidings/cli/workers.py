@@ -28,8 +28,8 @@ from typing import Any, NamedTuple, NoReturn
 
 from tidings.cli.output import fail, print_stderr
 from tidings.errors import TidingsError
+from tidings.runtime.restarts import Restarts
 from tidings.runtime.shutdown import SIGNALS, STOP_WORKERS, exit_process
-from tidings.runtime.supervisor import Restarts
 
 __all__ = ["Worker", "run_workers"]
 
@@ -188,6 +188,8 @@ class _Parent:
             return
         self._selector.unregister(fd)
         os.close(fd)
+        if data:
+            process.restarts.mark_ready()
         if data and process.name in self._missing:
             self._missing.remove(process.name)
             if process is self._processes[0]:

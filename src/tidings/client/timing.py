@@ -35,7 +35,7 @@ class Timing:
 
     def retry_delay(self, failures: int) -> float:
         """Return the time to wait after a failure that followed this many others."""
-        return Backoff(self.first_retry, self.longest_retry, spreads=True, random=self.random).delay(failures)
+        return Backoff(self.first_retry, self.longest_retry, jitter=True, random=self.random).delay(failures)
 
     def poll_delay(self, planned: float) -> float:
         return planned * (1 + self.random() / 10)

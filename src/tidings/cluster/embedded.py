@@ -21,7 +21,7 @@ from types import TracebackType
 from tidings.dependencies import missing_extra
 from tidings.errors import TidingsError
 from tidings.runtime.child import Child
-from tidings.runtime.supervisor import Restarts
+from tidings.runtime.restarts import Restarts
 
 __all__ = ["EmbeddedNats"]
 
@@ -90,6 +90,7 @@ class EmbeddedNats:
             self.kill()
             self.close()
             raise
+        self._restarts.mark_ready()
 
     def _start(self) -> None:
         if self._data is None:
@@ -100,7 +101,7 @@ class EmbeddedNats:
         (run / "server.conf").write_text(self._configuration(run, log), encoding="utf-8")
         null = subprocess.DEVNULL
         command: list[str | Path] = [_executable(), "-c", run / "server.conf"]
-        self._child = child = Child(command, stdin=null, stdout=null, stderr=null, at_death="TERM")
+        self._child = child = Child(command, stdin=null, stdout=null, stderr=null, signal_on_parent_death="TERM")
         self._port = _wait_for_port(child, run / f"nats-server_{child.pid}.ports", log)
 
     def stop(self) -> None:
@@ -138,7 +139,7 @@ class EmbeddedNats:
 
     def _end(self, grace: float) -> None:
         if self._child is not None:
-            self._child.end(grace)
+            self._child.stop_blocking(grace)
             self._child = None
 
     def _make_folder(self) -> Path:

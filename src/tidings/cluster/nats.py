@@ -63,7 +63,7 @@ class Nats:
 
     async def run(self, name: str, replica: str, watcher: Watcher, handler: CallHandler) -> None:
         loop = asyncio.get_running_loop()
-        backoff = Backoff(FIRST_DELAY, LONGEST_DELAY, spreads=True, stable=STABLE)  # not all replicas at once
+        backoff = Backoff(FIRST_DELAY, LONGEST_DELAY, jitter=True, stable=STABLE)  # not all replicas at once
         self._is_lost = False
         while True:
             started = loop.time()

@@ -16,6 +16,7 @@ import os
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -45,6 +46,9 @@ _LAST_READS = 16
 _BUSY_RETRIES, _BUSY_PAUSE = 20, 0.005
 """The number of retries, and the seconds between them, for a file that another process is writing (ETXTBSY)."""
 
+_POLL_PAUSE = 0.005
+"""Seconds between two looks at a child without an event loop."""
+
 
 class CannotStart(TidingsError):
     """The executable could not be started."""
@@ -53,8 +57,8 @@ class CannotStart(TidingsError):
 class Child:
     """A process group, its leader and the pipes of the leader.
 
-    With the constructor, the child runs without an event loop: the owner calls `poll` and `end`. With `start`,
-    the running event loop serves the pipes, and the owner awaits `wait`.
+    With the constructor, the child runs without an event loop: the owner calls `poll` and `stop_blocking`. With
+    `start`, the running event loop serves the pipes, and the owner awaits `wait`.
     """
 
     def __init__(
@@ -67,7 +71,7 @@ class Child:
         stdout: int | IO[Any] | None = subprocess.PIPE,
         stderr: int | IO[Any] | None = subprocess.PIPE,
         pass_fds: Sequence[int] = (),
-        at_death: str = "KILL",
+        signal_on_parent_death: str = "KILL",
         on_output: Callable[[bytes], None] = lambda chunk: None,
         on_stop: Callable[[], None] = lambda: None,
         grace: float = GRACE,
@@ -76,9 +80,10 @@ class Child:
     ) -> None:
         """Start `command`; a string is a command for the shell. Raise `CannotStart`.
 
-        `at_death` is the signal that the group gets when this process dies. The rest is for `start`: `on_output` is
-        called with each chunk of stdout, and with `b""` at its end; `on_stop` before the group is stopped early. With
-        `kills_rest=False`, processes that the leader has left behind may go on.
+        `signal_on_parent_death` is the signal that the group gets when this process dies. The rest is for `start`:
+        `on_output` is called with each chunk of stdout, and with `b""` at its end; `on_stop` before the group is
+        stopped early. With `kills_rest=False`, processes that the leader has left behind may go on, unless the group
+        was stopped early.
         """
         try:
             with watchdog.starting() as (variables, add):
@@ -101,7 +106,7 @@ class Child:
                     pass_fds=pass_fds,
                 )
                 self.pid = self._leader.pid
-                add(self.pid, at_death)
+                add(self.pid, signal_on_parent_death)
         except OSError as error:
             name = command if isinstance(command, str) else str(command[0])
             raise CannotStart(_explain(name, cwd, error)) from error
@@ -121,7 +126,7 @@ class Child:
         self._written: asyncio.Future[None] | None = None
         self._readers: dict[int, tuple[IO[bytes], Callable[[bytes], None]]] = {}
         self._timers: list[asyncio.TimerHandle] = []
-        self._is_noticed = self._is_finished = False
+        self._has_exited = self._is_finished = False
         self._pidfd = -1
 
     @classmethod
@@ -150,7 +155,7 @@ class Child:
                 os.set_blocking(self._leader.stdin.fileno(), False)
             self._watch_exit()
         except BaseException:
-            self.finish()
+            self.kill_now()
             raise
 
     @property
@@ -166,7 +171,7 @@ class Child:
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the group."""
         if self._leader.returncode is not None:
-            return  # until the leader is reaped, the system does not reuse its process id, which names the group
+            return  # Reaped: the system may have reused the number of the group.
         try:
             os.killpg(self.pid, number)
         except (ProcessLookupError, PermissionError):
@@ -175,21 +180,40 @@ class Child:
     # Without an event loop
 
     def poll(self, timeout: float = 0.0) -> bool:
-        """Return whether the leader has exited, and then reap it. Wait for that for so many seconds."""
-        try:
-            self._leader.wait(timeout)
-        except subprocess.TimeoutExpired:
-            return False
-        watchdog.remove(self.pid)
-        return True
+        """Return whether the leader has exited; then kill the rest of the group, and reap the leader.
 
-    def end(self, grace: float) -> None:
-        """Send SIGTERM, SIGKILL after `grace` seconds, and reap the leader. With 0, send SIGKILL only. This blocks."""
+        Wait at most `timeout` seconds for it."""
+        has_exited = self._wait_for_exit(timeout)
+        if has_exited:
+            self.signal(signal.SIGKILL)
+            self._reap(None)
+        return has_exited
+
+    def stop_blocking(self, grace: float) -> None:
+        """Send SIGTERM, and SIGKILL when the leader has exited, or after `grace` seconds. With 0, send SIGKILL only."""
         if grace:
             self.signal(signal.SIGTERM)
-        if not grace or not self.poll(grace):
-            self.signal(signal.SIGKILL)
+            self._wait_for_exit(grace)
+        self.signal(signal.SIGKILL)
         self._reap(None)
+
+    def _wait_for_exit(self, timeout: float) -> bool:
+        """Return whether the leader has exited. Do not reap it: its number is still that of the group."""
+        end = time.monotonic() + timeout
+        while not self._has_leader_exited():
+            remaining = end - time.monotonic()
+            if remaining <= 0:
+                return False
+            time.sleep(min(_POLL_PAUSE, remaining))  # noqa: TID251  # nothing waits with a timeout and does not reap
+        return True
+
+    def _has_leader_exited(self) -> bool:
+        if self._leader.returncode is not None or not hasattr(os, "waitid"):  # macOS before Python 3.13
+            return self._leader.poll() is not None
+        try:
+            return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
+        except ChildProcessError:
+            return True  # this process ignores SIGCHLD, so the system has reaped it
 
     # On the event loop
 
@@ -206,13 +230,13 @@ class Child:
                 await asyncio.shield(self.finished)
             raise
         finally:
-            self.finish()
+            self.kill_now()
         return self.status
 
     def stop(self) -> None:
         """Send SIGTERM, and SIGKILL after the grace period."""
-        if self._is_noticed:
-            self.finish()
+        if self._has_exited:
+            self.kill_now()
         elif not self.is_stopping:
             self.is_stopping = True
             try:
@@ -222,12 +246,12 @@ class Child:
             self.signal(signal.SIGTERM)
             self.call_later(self._grace, self.signal, signal.SIGKILL)
 
-    def finish(self) -> None:
+    def kill_now(self) -> None:
         """Kill the rest of the group, read what it has written, and reap the leader. Block for at most `GRACE`."""
         if self._is_finished:
             return
         self._is_finished = True
-        if self._kills_rest or not self._is_noticed:
+        if self._kills_rest or self.is_stopping or not self._has_exited:
             self.signal(signal.SIGKILL)
         for timer in self._timers:
             timer.cancel()
@@ -289,8 +313,8 @@ class Child:
             self._readers[descriptor][1](chunk)
             return descriptor in self._readers
         self._close(descriptor)
-        if self._is_noticed and not self._readers:
-            self.finish()
+        if self._has_exited and not self._readers:
+            self.kill_now()
         return False
 
     def _close(self, descriptor: int) -> None:
@@ -366,11 +390,11 @@ class Child:
         if self._is_finished:
             return  # the waiting thread reports it too late
         self._close_pidfd()
-        self._is_noticed = True
+        self._has_exited = True
         if self.is_stopping or not self._readers:
-            self.finish()
+            self.kill_now()
         else:
-            self.call_later(self._linger, self.finish)
+            self.call_later(self._linger, self.kill_now)
 
     def _close_pidfd(self) -> None:
         if self._pidfd >= 0:

@@ -1,9 +1,9 @@
 """Lines on two file descriptors (pipes, sockets or files), read and written on the event loop without blocking.
 
 Lines are written whole and in order, with one system call per turn of the event loop; notifications are collected for a
-millisecond. Buffers are bounded: if the client does not read, the writer is full and calls back when it has room again.
-Meanwhile no request is answered, and further requests wait in the pipe. A slow client is never disconnected, because on
-a pipe the client owns the process.
+millisecond. Buffers are bounded: if the other side does not read, the writer is full and calls back when it has room
+again. Meanwhile no request is answered, and further requests wait in the pipe. A slow reader is never disconnected,
+because on a pipe the other side owns the process.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ BATCH_INTERVAL = 0.001
 """Seconds between two writes of batched lines."""
 
 _MAX_UNHANDLED = 1 << 20
-"""Bytes of lines that can wait to be handled. This is much more than a pipe holds: if a client sends a thousand
-requests before it reads the first response, client and server must not wait for each other."""
+"""Bytes of lines that can wait to be handled. This is much more than a pipe holds: if the other side sends a
+thousand requests before it reads the first response, the two must not wait for each other."""
 
 MAX_LINE = 16 << 20
 """Bytes of a line: four times what the SDK accepts over HTTP. Without a limit, an unfinished line takes all memory."""

@@ -78,7 +78,7 @@ _functions: list[Callable[[], object]] = []
 
 @contextmanager
 def on_signals(handle: Callable[[int], object], *, chains: bool = False) -> Iterator[None]:
-    """Call `handle` in this block when the process gets a signal to end; with `chains`, then the present handler too.
+    """Call `handle` in this block when the process gets a signal to end; with `chains`, then call the previous handler.
 
     Only the main thread can set handlers; in another one, this does nothing."""
     if threading.current_thread() is not threading.main_thread():

@@ -59,9 +59,9 @@ class _Watchdog:
         group and the name of the signal that the group gets."""
         token = secrets.token_hex(8)
 
-        def add(group: int, at_death: str) -> None:
+        def add(group: int, signal_on_parent_death: str) -> None:
             with self._lock:
-                self._groups[group] = at_death
+                self._groups[group] = signal_on_parent_death
 
         with self._lock:
             self._groups[token] = "START"
@@ -94,7 +94,7 @@ class _Watchdog:
             except BrokenPipeError:
                 self._close()  # something has killed it
             except OSError as error:
-                logger.warning("running tools may survive if this process is killed: %s", error)
+                logger.warning("child processes may survive if this process is killed: %s", error)
                 return
 
     def _line(self) -> bytes:

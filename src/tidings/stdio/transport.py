@@ -79,33 +79,53 @@ def run_stdio(
                 async with stdio_server() as (read_stream, write_stream):
                     await lowlevel.run(read_stream, write_stream, lowlevel.create_initialization_options())
 
+        run = _Run(serve, stop)
+        # The handlers stay until the threads of tools have ended: the exit functions may be running meanwhile.
+        with on_signals(run.on_signal):
+            try:
+                anyio.run(run.run, backend_options={"use_uvloop": find_spec("uvloop") is not None})
+            except KeyboardInterrupt:
+                sys.exit(130)
+
+
+class _Run:
+    """The event loop of the server, which the first signal ends."""
+
+    def __init__(self, serve: Callable[[], Any], stop: Callable[[], None]) -> None:
+        self._serve = serve
+        self._stop = stop
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._task: asyncio.Task[Any] | None = None
+        self._signal: int | None = None
+        self._is_ending = False
+
+    def on_signal(self, number: int) -> None:
+        self._signal = self._signal or number
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._end)
+
+    async def run(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._task = asyncio.current_task()
+        if self._signal is not None:  # before the loop ran
+            self._end()
         try:
-            anyio.run(_serve, serve, stop, backend_options={"use_uvloop": find_spec("uvloop") is not None})
-        except KeyboardInterrupt:
-            sys.exit(130)
+            await self._serve()
+        except asyncio.CancelledError:
+            if self._signal is None:
+                raise
+            exit_process(128 + self._signal)
 
-
-async def _serve(serve: Callable[[], Any], stop: Callable[[], None]) -> None:
-    loop = asyncio.get_running_loop()
-    task = asyncio.current_task()
-    signals: list[int] = []
-
-    def on_signal(number: int) -> None:
-        if signals:
+    def _end(self) -> None:
+        if self._is_ending:
             return
-        signals.append(number)
-        stop()
-        if task is not None:
-            loop.call_later(END_STREAMS, task.cancel)
-        loop.call_later(STDIO_DEADLINE, exit_process, 128 + number)
-
-    try:
-        with on_signals(lambda number: loop.call_soon_threadsafe(on_signal, number)):
-            await serve()
-    except asyncio.CancelledError:
-        if not signals:
-            raise
-        exit_process(128 + signals[0])
+        self._is_ending = True
+        assert self._loop is not None
+        assert self._task is not None
+        assert self._signal is not None
+        self._stop()
+        self._loop.call_later(END_STREAMS, self._task.cancel)
+        self._loop.call_later(STDIO_DEADLINE, exit_process, 128 + self._signal)
 
 
 @contextmanager

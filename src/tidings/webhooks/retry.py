@@ -17,5 +17,5 @@ def retry_delay(attempts: int, backoff: float, retry_after: float | None) -> flo
 
     `backoff` is the delay after the first one, and is doubled each time. `retry_after` is what the receiver asks for.
     """
-    delay = Backoff(backoff, MAX_BACKOFF, spreads=True).delay(attempts - 1)
+    delay = Backoff(backoff, MAX_BACKOFF, jitter=True).delay(attempts - 1)
     return max(delay, min(retry_after or 0.0, MAX_RETRY_AFTER))

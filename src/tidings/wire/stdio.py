@@ -6,10 +6,8 @@ All messages share one pipe. Those that carry the id of a listen request belong 
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any
 
 from tidings.core.frames import ACKNOWLEDGED_METHOD
@@ -20,7 +18,7 @@ from tidings.wire.session import Era, Frame, Session, Stream, Unanswered
 
 __all__ = ["StdioClientSession"]
 
-_EXIT_TIMEOUT = 5.0
+_CLOSE_TIMEOUT = 5.0
 """Seconds for the process to exit when its input ends, and after SIGTERM."""
 
 
@@ -38,7 +36,7 @@ class StdioClientSession(Session):
 
     async def open(self) -> None:
         # It leads a group of its own, so that Ctrl-C does not reach it.
-        self._child = await Child.start(self._command, on_output=self._read, grace=_EXIT_TIMEOUT)
+        self._child = await Child.start(self._command, on_output=self._read, grace=_CLOSE_TIMEOUT)
         await super().open()
 
     def _read(self, chunk: bytes) -> None:
@@ -149,8 +147,7 @@ class StdioClientSession(Session):
     async def terminate(self, limit: float) -> bool:
         """Send SIGTERM. Return whether the process exits in time."""
         assert self._child is not None
-        with suppress(ProcessLookupError):
-            os.kill(self._child.pid, signal.SIGTERM)
+        self._child.signal(signal.SIGTERM)
         await asyncio.wait([self._child.finished], timeout=limit)
         return self._child.finished.done()
 
@@ -161,8 +158,8 @@ class StdioClientSession(Session):
         self.set_reading(True)
         self._child.write(b"", closes=True)
         try:
-            await asyncio.wait([self._child.finished], timeout=_EXIT_TIMEOUT)
+            await asyncio.wait([self._child.finished], timeout=_CLOSE_TIMEOUT)
             self._child.stop()
             await self._child.wait()
         finally:  # also after a second Ctrl-C
-            self._child.finish()
+            self._child.kill_now()
