@@ -7,9 +7,10 @@ integers of `tidings.core.counts`, or from the present state of the server.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
+from operator import attrgetter
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from tidings.core.counts import BOUNDS, Counts, Latency, SuppressionReason, topic_kind
@@ -28,24 +29,9 @@ _CHANGES = (
     *(("contents", each) for each in (Operation.UPDATED, Operation.DELETED)),
 )
 _FAILURES = (
-    *(
-        "answering",
-        "delivery",
-        "ending",
-        "event",
-        "hook",
-        "items left out",
-        "reading",
-        "store",
-        "subscriptions left out",
-        "telemetry",
-        "terms",
-        "waking",
-        "webhook",
-    ),
+    *("answering", "delivery", "ending", "event", "hook", "items left out", "reading", "store"),
+    *("subscriptions left out", "telemetry", "terms", "waking", "webhook"),
 )
-
-
 _EVENTS = ("emitted", "delivered", "failed", "refused", "dropped", "revoked", "verified", "unverified")
 
 
@@ -92,25 +78,42 @@ class Metric:
         return f"{name.removesuffix(unit)}{unit}{'_total' if self.kind == 'counter' else ''}"
 
 
-def _counter(read: Callable[[Counters], float]) -> Read:
-    return lambda counters, server: {(): read(counters)}
+def _counter(name: str, unit: str, help: str, path: str) -> Metric:
+    """Return the metric of a number; `path` is where `Counters` has it."""
+    read = attrgetter(path)
+    return Metric(name, "counter", unit, help, lambda counters, server: {(): read(counters)})
 
 
-def _counters(read: Callable[[Counters], Mapping[Any, float]], *known: str) -> Read:
-    """Read counters with one label. The known label values exist from the start with the value 0, so that Prometheus
+def _counters(name: str, unit: str, help: str, path: str, label: str, known: Iterable[str]) -> Metric:
+    """Return the metric of numbers by label. The known ones exist from the start with the value 0, so that Prometheus
     sees their first increase."""
+    read = attrgetter(path)
     # `{**…}` copies the mapping first, because another thread can be counting.
-    return lambda counters, server: {
-        (str(key),): value for key, value in {**dict.fromkeys(known, 0), **read(counters)}.items()
-    }
+    return Metric(
+        name,
+        "counter",
+        unit,
+        help,
+        lambda counters, server: {
+            (str(key),): value for key, value in {**dict.fromkeys(known, 0), **read(counters)}.items()
+        },
+        (label,),
+    )
 
 
 def _state(read: Callable[[MeasuredServer], Values]) -> Read:
     return lambda counters, server: {} if server is None else read(server)
 
 
-def _number(read: Callable[[MeasuredServer], float]) -> Read:
-    return _state(lambda server: {(): read(server)})
+def _level(
+    name: str,
+    unit: str,
+    help: str,
+    read: Callable[[MeasuredServer], float],
+    kind: Literal["level", "gauge"] = "level",
+) -> Metric:
+    """Return the metric of a number that the server has at the moment."""
+    return Metric(name, kind, unit, help, _state(lambda server: {(): read(server)}))
 
 
 def _changes(counters: Counters, server: MeasuredServer | None) -> Values:
@@ -135,41 +138,34 @@ LATENCY = Metric(
     "histogram",
     "s",
     "Seconds from when the policy allows a notification until it is passed to the connection.",
-    _counter(lambda counters: sum(counters.counts.latency.counts)),
+    lambda counters, server: {(): sum(counters.counts.latency.counts)},
 )
 
 METRICS = (
     Metric("tidings.changes", "counter", "{change}", "Changes of all topics.", _changes, ("topic", "operation")),
-    Metric(
+    _counters(
         "tidings.notifications.sent",
-        "counter",
         "{notification}",
         "Notifications passed to subscribers.",
-        _counters(lambda counters: counters.counts.sent, *_TOPICS),
-        ("topic",),
+        "counts.sent",
+        "topic",
+        _TOPICS,
     ),
-    Metric(
+    _counters(
         "tidings.notifications.suppressed",
-        "counter",
         "{notification}",
         "Notifications that a subscriber did not get, by reason.",
-        _counters(lambda counters: counters.counts.suppressed, *SuppressionReason),
-        ("reason",),
+        "counts.suppressed",
+        "reason",
+        SuppressionReason,
     ),
-    Metric(
+    _counter(
         "tidings.notifications.coalesced",
-        "counter",
         "{notification}",
         "Notifications merged with a later one because the reader was not ready.",
-        _counter(lambda counters: counters.counts.coalesced),
+        "counts.coalesced",
     ),
-    Metric(
-        "tidings.notifications.bytes",
-        "counter",
-        "By",
-        "Bytes of notifications, as written.",
-        _counter(lambda counters: counters.counts.bytes),
-    ),
+    _counter("tidings.notifications.bytes", "By", "Bytes of notifications, as written.", "counts.bytes"),
     LATENCY,
     Metric(
         "tidings.subscribers",
@@ -179,13 +175,13 @@ METRICS = (
         _state(_subscribers),
         ("era", "transport"),
     ),
-    Metric(
+    _counters(
         "tidings.subscribers.closed",
-        "counter",
         "{subscriber}",
         "Closed subscribers, by reason.",
-        _counters(lambda counters: counters.counts.closed, *Reason),
-        ("reason",),
+        "counts.closed",
+        "reason",
+        Reason,
     ),
     Metric(
         "tidings.subscriptions",
@@ -195,101 +191,85 @@ METRICS = (
         _state(_subscriptions),
         ("topic",),
     ),
-    Metric(
+    _level(
         "tidings.mailbox.depth",
-        "level",
         "{topic}",
         "Topics pending in the mailboxes of all subscribers.",
-        _number(lambda server: sum(each.pending for each in server.hub)),
+        lambda server: sum(each.pending for each in server.hub),
     ),
-    Metric(
+    _level(
         "tidings.mailbox.deepest",
-        "gauge",
         "{topic}",
         "Topics pending in the fullest mailbox.",
-        _number(lambda server: max((each.pending for each in server.hub), default=0)),
+        lambda server: max((each.pending for each in server.hub), default=0),
+        "gauge",
     ),
-    Metric(
+    _level(
         "tidings.readers.slow",
-        "level",
         "{stream}",
         "Streams whose client is not reading at the moment.",
-        _number(lambda server: server.slow_readers()),
+        lambda server: server.slow_readers(),
     ),
-    Metric(
+    _counters(
         "tidings.cutoffs",
-        "counter",
         "{stream}",
         "Streams that the server ended because of their reader, by reason.",
-        _counters(lambda counters: counters.counts.cut_off, *sorted(CUT_OFF)),
-        ("reason",),
+        "counts.cut_off",
+        "reason",
+        sorted(CUT_OFF),
     ),
-    Metric(
+    _level(
         "tidings.cluster.replicas",
-        "gauge",
         "{replica}",
         "Replicas of the cluster that are alive; 0 if the server has no cluster or can't reach it.",
-        _number(lambda server: server.count_replicas()),
+        lambda server: server.count_replicas(),
+        "gauge",
     ),
-    Metric(
+    _counters(
         "tidings.events",
-        "counter",
         "{event}",
         "MCP Events emitted, and what became of deliveries and of challenges, by outcome.",
-        _counters(lambda counters: counters.counts.events, *_EVENTS),
-        ("outcome",),
+        "counts.events",
+        "outcome",
+        _EVENTS,
     ),
-    Metric(
+    _level(
         "tidings.events.subscriptions",
-        "level",
         "{subscription}",
         "Subscriptions of MCP Events.",
-        _number(lambda server: server.count_event_subscriptions()),
+        lambda server: server.count_event_subscriptions(),
     ),
-    Metric(
+    _level(
         "tidings.events.pending",
-        "level",
         "{event}",
         "Emitted MCP Events that some subscription still has to get.",
-        _number(lambda server: server.count_pending_events()),
+        lambda server: server.count_pending_events(),
     ),
-    Metric(
-        "tidings.journal.size",
-        "level",
-        "{change}",
-        "Changes in the journal.",
-        _number(lambda server: len(server.hub.journal)),
-    ),
-    Metric(
+    _level("tidings.journal.size", "{change}", "Changes in the journal.", lambda server: len(server.hub.journal)),
+    _counters(
         "tidings.workspace.rescans",
-        "counter",
         "{rescan}",
         "Scans of a workspace folder, by outcome.",
-        _counters(lambda counters: counters.rescans, "read", "unchanged", "failed"),
-        ("outcome",),
+        "rescans",
+        "outcome",
+        ("read", "unchanged", "failed"),
     ),
-    Metric(
+    _level(
         "tidings.workspace.problems",
-        "level",
         "{file}",
         "Files of a workspace that could not be loaded.",
-        _number(lambda server: len(server.source.problems)),
+        lambda server: len(server.source.problems),
     ),
-    Metric(
-        "tidings.tool.runs",
-        "counter",
-        "{run}",
-        "Tool calls, by outcome.",
-        _counters(lambda counters: counters.counts.runs, "ok", "tool_error", "error"),
-        ("outcome",),
+    _counters(
+        "tidings.tool.runs", "{run}", "Tool calls, by outcome.", "counts.runs", "outcome", ("ok", "tool_error", "error")
     ),
-    Metric(
+    _counters(
         "tidings.failures",
-        "counter",
         "{failure}",
         "Failures inside Tidings that did not stop the server.",
-        _counters(lambda counters: counters.counts.failures, *_FAILURES),
-        ("what",),
+        "counts.failures",
+        "what",
+        _FAILURES,
     ),
 )
 
