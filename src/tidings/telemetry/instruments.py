@@ -29,7 +29,6 @@ Above this number, Tidings records a sample with the same proportions. `/metrics
 
 _lock = threading.Lock()
 _by_provider: WeakKeyDictionary[Any, Instruments] = WeakKeyDictionary()
-_global: list[Instruments] = []
 
 
 def instruments_of(provider: MeterProvider | None) -> Instruments:
@@ -39,15 +38,11 @@ def instruments_of(provider: MeterProvider | None) -> Instruments:
     """
     from opentelemetry import metrics
 
+    key = metrics if provider is None else provider  # the module stands for the global provider
     with _lock:
-        if provider is None:
-            if not _global:
-                _global.append(Instruments(metrics.get_meter("tidings")))
-            return _global[0]
-        found = _by_provider.get(provider)
-        if found is None:
-            found = _by_provider[provider] = Instruments(provider.get_meter("tidings"))
-        return found
+        if key not in _by_provider:
+            _by_provider[key] = Instruments(metrics.get_meter("tidings", meter_provider=provider))
+        return _by_provider[key]
 
 
 class _Measured:
