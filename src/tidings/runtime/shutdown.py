@@ -75,6 +75,9 @@ STOP_WORKERS = HTTP_DEADLINE + EXIT_TIMEOUT + 1.5
 
 _functions: list[Callable[[], object]] = []
 
+_deadlines: list[float] = []
+"""When this process exits, once that is decided."""
+
 
 @contextmanager
 def on_signals(handle: Callable[[int], object], *, chains: bool = False) -> Iterator[None]:
@@ -143,7 +146,13 @@ def run_at_exit(function: Callable[[], object]) -> Iterator[None]:
 
 
 def exit_after(seconds: float, status: int, before: Callable[[], object] = lambda: None) -> None:
-    """Exit later, even if a thread still runs then, which can't be interrupted. Call `before` first."""
+    """Exit later, even if a thread still runs then, which can't be interrupted. Call `before` first.
+
+    Only the first call counts: uvicorn raises a signal again after its shutdown, whose time is already limited.
+    """
+    if _deadlines:
+        return
+    _deadlines.append(time.monotonic() + seconds)
 
     def wait() -> None:
         threading.Event().wait(seconds)
