@@ -16,8 +16,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, Self, TypeAlias
 
-import msgspec
-
 from tidings.core.frames import ACKNOWLEDGED_METHOD, SUBSCRIPTION_KEY
 from tidings.core.model import UPDATED_METHOD, Feature
 from tidings.core.redact import one_line
@@ -352,13 +350,14 @@ class Session(ABC):
 
 
 def split_messages(body: bytes) -> list[bytes]:
-    """Return the messages of a body: old versions allow several in an array. An invalid body has none."""
+    """Return the messages of a body: old versions allow several in an array. An invalid body has none.
+
+    What `Frame` decodes is valid: `json` accepts `NaN` and half a surrogate pair, which some servers send."""
     try:
-        if body.lstrip().startswith(b"["):
-            return [bytes(each) for each in msgspec.json.decode(body, type=list[msgspec.Raw])]
-        return [bytes(msgspec.json.decode(body, type=msgspec.Raw))]
+        content = json.loads(body)
     except (ValueError, RecursionError):
         return []
+    return [json.dumps(each).encode() for each in content] if isinstance(content, list) else [body]
 
 
 def as_dict(value: Any) -> dict[str, Any]:

@@ -72,7 +72,7 @@ class StdioClientSession(Session):
             stream.receive(line)
             if "id" in frame.message:
                 stream.end("the server ended the subscription")
-        elif not frame.method and isinstance(request_id, str | int) and request_id in self._answers:
+        elif not frame.method and isinstance(request_id, str | int | float) and request_id in self._answers:
             answer = self._answers.pop(request_id)
             received = self.record(self.channel, "received", line)
             if not answer.done():
