@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,7 +38,9 @@ class ServerList:
         return list(self.items)
 
 
-async def read_list(session: Session, method: str) -> ServerList:
+async def read_list(
+    session: Session, method: str, on_page: Callable[[str, Frame], object] = lambda method, page: None
+) -> ServerList:
     """Read all pages of a list. It is empty if the server does not have the method."""
     listed = LIST_METHODS[method]
     items: dict[str, Any] = {}
@@ -54,6 +56,7 @@ async def read_list(session: Session, method: str) -> ServerList:
         if result is None or not isinstance(result.get(listed.member), list):
             raise Unanswered(f"{method} was answered with {one_line(json.dumps(frame.content), 200)}")
         pages.append(frame)
+        on_page(method, frame)
         return result
 
     try:
@@ -65,10 +68,14 @@ async def read_list(session: Session, method: str) -> ServerList:
     return ServerList(items, pages)
 
 
-async def read_lists(session: Session, refused: Collection[str] = ()) -> dict[str, ServerList]:
-    """Read the lists of all features that the server declares, except for those that it refused."""
+async def read_lists(
+    session: Session, refused: Collection[str], on_page: Callable[[str, Frame], object]
+) -> dict[str, ServerList]:
+    """Read the lists of all features that the server declares, except for those that it refused.
+
+    Call `on_page` with the method and each page, also if a later list is refused."""
     return {
-        method: await read_list(session, method)
+        method: await read_list(session, method, on_page)
         for method, listed in LIST_METHODS.items()
         if session.capability(listed.feature) is not None and method not in refused
     }
