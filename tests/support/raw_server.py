@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from tests.support.uvicorn_server import address_of, run_uvicorn
+from tests.support.waiting import DEADLINE
 from tidings.wire.http import HttpClientSession
 from tidings.wire.session import Era, Session
 from tidings.wire.stdio import StdioClientSession
@@ -48,14 +49,14 @@ async def serving_text(text: str) -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def raw_session(transport: str, text: str, timeout: float, era: Era = "modern") -> AsyncIterator[Session]:
+async def raw_session(transport: str, text: str, era: Era = "modern") -> AsyncIterator[Session]:
     """Open a session with such a server."""
     session: Session
     if transport == "stdio":
-        async with StdioClientSession([sys.executable, "-c", _PROGRAM, text], era, timeout) as session:
+        async with StdioClientSession([sys.executable, "-c", _PROGRAM, text], era, DEADLINE) as session:
             await session.open()
             yield session
     else:
-        async with serving_text(text) as url, HttpClientSession(url, era, timeout, headers={}) as session:
+        async with serving_text(text) as url, HttpClientSession(url, era, DEADLINE, headers={}) as session:
             await session.open()
             yield session

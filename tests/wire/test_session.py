@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import ssl
+import sys
+from pathlib import Path
+
+import httpx2
 import pytest
 
+from tests.support.certificates import make_certificates
 from tests.support.raw_server import raw_session
 from tests.support.waiting import DEADLINE
-from tidings.wire.session import split_messages
+from tidings.wire.http import make_http_client
+from tidings.wire.session import Unanswered, split_messages
+from tidings.wire.sse import MAX_MESSAGE
+from tidings.wire.stdio import StdioClientSession
 
 pytestmark = pytest.mark.anyio
 
@@ -36,6 +46,67 @@ def test_the_messages_of_a_body_keep_their_bytes(body: bytes, messages: list[byt
     ],
 )
 async def test_what_is_not_quite_json_is_read_over_both_transports(transport: str, answer: str) -> None:
-    async with raw_session(transport, answer, DEADLINE) as session:
+    async with raw_session(transport, answer) as session:
         assert session.discovery is not None
         assert (session.discovery.result or {})["text"] == "x"
+
+
+@pytest.mark.parametrize("versions", ["5", "null", '"2026-07-28"', '["2025-11-25"]', '["2026-07-28"]'])
+async def test_an_era_is_supported_only_if_the_server_lists_its_version(versions: str) -> None:
+    answer = f'{{"jsonrpc":"2.0","id":ID,"result":{{"supportedVersions":{versions}}}}}'
+    async with raw_session("http", answer) as session:
+        assert session.supports_era is (versions == '["2026-07-28"]')
+
+
+@pytest.mark.parametrize(
+    ("program", "reason"),
+    [
+        ("print('no port', file=sys.stderr)", "the process ended: no port"),
+        (
+            f"sys.stdout.write('x' * {MAX_MESSAGE + 1}); sys.stdout.flush(); sys.stdin.read()",
+            "a line of more than 64 MB",
+        ),
+    ],
+)
+async def test_a_process_that_cannot_answer_is_an_error_with_the_reason(program: str, reason: str) -> None:
+    async with StdioClientSession([sys.executable, "-c", f"import sys; {program}"], "modern", DEADLINE) as session:
+        with pytest.raises(Unanswered, match=reason):
+            await session.open()
+        with pytest.raises(Unanswered, match=reason):
+            await session.request("ping")
+
+
+async def test_each_answer_on_stdio_reaches_its_request_in_any_order() -> None:
+    program = """
+import json, sys
+held = []
+for line in sys.stdin:
+    message = json.loads(line)
+    held.append({"jsonrpc": "2.0", "id": message["id"], "result": {"method": message["method"]}})
+    if message["method"] != "first":
+        for answer in reversed(held):
+            print(json.dumps(answer), flush=True)
+        held = []
+"""
+    async with StdioClientSession([sys.executable, "-c", program], "modern", DEADLINE) as session:
+        await session.open()
+        answers = await asyncio.gather(session.request("first"), session.request("second"))
+        assert [answer.result for answer in answers] == [{"method": "first"}, {"method": "second"}]
+
+
+async def test_a_tls_proxy_is_verified_also_for_plain_http(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, certificate = make_certificates(tmp_path, "127.0.0.1")
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate)
+
+    async def respond(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(respond, "127.0.0.1", 0, ssl=context) as proxy:
+        for name in ("no_proxy", "NO_PROXY", "HTTP_PROXY"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("http_proxy", f"https://127.0.0.1:{proxy.sockets[0].getsockname()[1]}")
+        async with make_http_client("http://mcp.example") as client:
+            with pytest.raises(httpx2.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
+                await client.get("http://mcp.example")

@@ -15,7 +15,7 @@ from tidings.core.redact import one_line, redact_uri
 from tidings.errors import TidingsError
 from tidings.wire.methods import CALL_METHODS, INITIALIZE, LISTEN
 from tidings.wire.session import MODERN, Era, Frame, Session, Stream, Unanswered, split_messages
-from tidings.wire.sse import read_events
+from tidings.wire.sse import EventTooLong, read_events
 
 __all__ = ["HttpClientSession", "make_http_client"]
 
@@ -29,7 +29,7 @@ _VISIBLE_ASCII = re.compile(r"[!-~]+")
 
 def make_http_client(url: str, kind: Callable[..., Any] = httpx2.AsyncClient, **options: Any) -> Any:
     """Return an HTTP client for requests to one server. Raise `TidingsError` if it can't use the proxy."""
-    # Loading the certificates takes long, and plain HTTP needs none.
+    # Loading the certificates takes long, and plain HTTP needs none. A proxy with TLS is verified all the same.
     verify = False if url.lower().startswith("http://") else ssl.create_default_context()
     try:
         return kind(verify=verify, **options)
@@ -117,6 +117,8 @@ class HttpClientSession(Session):
             problem = f"{method} was not answered within {self.timeout:g} s"
         except httpx2.HTTPError as error:
             problem = f"{method} failed: {one_line(str(error) or type(error).__name__, 200)}"
+        except EventTooLong as error:
+            problem = f"{method} failed: {error}"
         except UnicodeError:  # a name of the server with half a surrogate pair
             problem = f"{method} can't be sent, because a text of the server is not valid Unicode"
         except httpx2.InvalidURL as error:
@@ -161,7 +163,7 @@ class HttpClientSession(Session):
                 stream.open(response.status_code, response.headers)
                 async for each in _read_messages(response):
                     stream.receive(each)
-        except (httpx2.HTTPError, UnicodeError) as error:
+        except (httpx2.HTTPError, UnicodeError, EventTooLong) as error:
             reason = str(error) or type(error).__name__
         except asyncio.CancelledError:
             reason = "the client closed it"
