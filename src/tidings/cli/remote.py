@@ -98,7 +98,8 @@ class Remote:
                 f"{self._url} does not support {method}; it runs without Tidings, or with an older version"
             )
         if frame.result is None:
-            raise TidingsError(f"{self._url}: {one_line(str(refusal.get('message')))}")
+            reason = refusal.get("message", f"the result of {method} is not an object")
+            raise TidingsError(f"{self._url}: {one_line(str(reason))}")
         return frame.result
 
     async def watch(self, uris: list[str]) -> None:
@@ -145,10 +146,10 @@ async def connect(url: str, token: str | None, headers: Mapping[str, str] | None
         async with HttpClientSession(url, era, _TIMEOUT, headers=headers) as session:
             try:
                 await session.open()
-                problem = f"it did not answer {session.opening} as MCP demands"
+                problem = f"it did not answer {session.first_method} as MCP demands"
             except Unanswered as error:
                 problem = str(error)
-            if session.is_supported:
+            if session.supports_era:
                 try:
                     yield Remote(url, session)
                 finally:

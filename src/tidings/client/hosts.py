@@ -167,4 +167,6 @@ def _read(name: str, members: Mapping[str, Any]) -> HostedServer:
     url = find(_URLS, str)
     if not words and not url:
         raise TidingsError(f"the server {name!r} has neither a command nor a URL")
-    return HostedServer(tuple(map(str, words)), dict(find(dict.fromkeys(host.env for host in hosts), dict)), url, headers)
+    return HostedServer(
+        tuple(map(str, words)), dict(find(dict.fromkeys(host.env for host in hosts), dict)), url, headers
+    )

@@ -264,10 +264,11 @@ class Session(ABC):
         return MODERN if self.era == "modern" else LEGACY
 
     @property
-    def is_supported(self) -> bool:
+    def supports_era(self) -> bool:
         """Whether the server has answered that it supports this era."""
         if self.era == "modern":
-            return MODERN in (self._discovered.get("supportedVersions") or ())
+            found = self._discovered.get("supportedVersions")
+            return isinstance(found, list) and MODERN in found
         return self._discovered.get("protocolVersion") in _HANDSHAKE_VERSIONS
 
     def capability(self, feature: Feature) -> dict[str, Any] | None:
@@ -306,17 +307,17 @@ class Session(ABC):
         return self._ids
 
     @property
-    def opening(self) -> str:
+    def first_method(self) -> str:
         """The first request of a session."""
         return DISCOVER if self.era == "modern" else INITIALIZE
 
     async def open(self) -> None:
         """Ask the server what it is. Its answer, which may be an error, is `discovery`."""
         if self.era == "modern":
-            self.discovery = await self.request(self.opening)
+            self.discovery = await self.request(self.first_method)
         else:
             params = {"protocolVersion": LEGACY, "capabilities": {}, "clientInfo": self._client}
-            self.discovery = await self.request(self.opening, **params)
+            self.discovery = await self.request(self.first_method, **params)
             await self.notify(INITIALIZED)
 
     @abstractmethod
