@@ -157,7 +157,7 @@ def _read(name: str, members: Mapping[str, Any]) -> HostedServer:
     """Return one server, whichever program has written it."""
 
     def find(names: Iterable[str | None], kind: type) -> Any:
-        return next((members[each] for each in names if isinstance(members.get(each), kind)), kind())
+        return next((members[each] for each in names if each and isinstance(members.get(each), kind)), kind())
 
     hosts = HOSTS.values()
     command, headers = members.get("command"), dict(find(dict.fromkeys(host.headers for host in hosts), dict))
