@@ -8,13 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tidings.core.redact import one_line
-from tidings.wire.methods import LIST_METHODS
+from tidings.wire.methods import LIST_METHODS, METHOD_NOT_FOUND, READ_RESOURCE
 from tidings.wire.paging import EndlessPages, read_pages
 from tidings.wire.session import Frame, Session, Unanswered, as_dict
 
 __all__ = ["Refused", "ServerList", "read_content", "read_list", "read_lists"]
-
-_METHOD_NOT_FOUND = -32601
 
 
 class Refused(Unanswered):
@@ -49,7 +47,7 @@ async def read_list(
     async def request(cursor: str | None) -> dict[str, Any]:
         frame = await session.request(method, **({} if cursor is None else {"cursor": cursor}))
         result, error = frame.result, frame.message.get("error")
-        if isinstance(error, dict) and error.get("code") == _METHOD_NOT_FOUND and not pages:
+        if isinstance(error, dict) and error.get("code") == METHOD_NOT_FOUND and not pages:
             return {}
         if isinstance(error, dict):
             raise Refused(method, f"{method} was answered with {one_line(json.dumps(error), 200)}")
@@ -83,7 +81,7 @@ async def read_lists(
 
 async def read_content(session: Session, uri: str) -> Any:
     """Return the contents of a resource, or None if it can't be read."""
-    frame = await session.request("resources/read", uri=uri)
+    frame = await session.request(READ_RESOURCE, uri=uri)
     return (frame.result or {}).get("contents")
 
 
