@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import ssl
 import sys
-from pathlib import Path
 
-import httpx2
 import pytest
 
-from tests.support.certificates import make_certificates
+from tests.support.defective_server import DefectiveServer
 from tests.support.raw_server import raw_session
+from tests.support.uvicorn_server import address_of, run_uvicorn
 from tests.support.waiting import DEADLINE
-from tidings.wire.http import make_http_client
+from tidings.wire.http import HttpClientSession
 from tidings.wire.session import Unanswered, split_messages
 from tidings.wire.sse import MAX_MESSAGE
 from tidings.wire.stdio import StdioClientSession
@@ -94,19 +92,14 @@ for line in sys.stdin:
         assert [answer.result for answer in answers] == [{"method": "first"}, {"method": "second"}]
 
 
-async def test_a_tls_proxy_is_verified_also_for_plain_http(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _, certificate = make_certificates(tmp_path, "127.0.0.1")
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(certificate)
-
-    async def respond(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
-        writer.close()
-
-    async with await asyncio.start_server(respond, "127.0.0.1", 0, ssl=context) as proxy:
-        for name in ("no_proxy", "NO_PROXY", "HTTP_PROXY"):
-            monkeypatch.delenv(name, raising=False)
-        monkeypatch.setenv("http_proxy", f"https://127.0.0.1:{proxy.sockets[0].getsockname()[1]}")
-        async with make_http_client("http://mcp.example") as client:
-            with pytest.raises(httpx2.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
-                await client.get("http://mcp.example")
+async def test_the_end_of_a_legacy_session_reaches_the_server() -> None:
+    async with run_uvicorn(DefectiveServer(), http="h11") as running:
+        url = f"http://127.0.0.1:{address_of(running)[1]}/mcp"
+        async with HttpClientSession(url, "legacy", DEADLINE, headers={}) as session:
+            await session.open()
+            assert session.supports_era
+            assert session.session_id is not None
+            statuses = [(await session.status_of("POST", session.session_id)).content]
+            await session.end()
+            statuses.append((await session.status_of("POST", session.session_id)).content)
+    assert statuses == ["HTTP 200", "HTTP 404"]
