@@ -14,7 +14,7 @@ from typing import Any
 from tests.support.uvicorn_server import address_of, run_uvicorn
 from tests.support.waiting import DEADLINE
 from tidings.wire.http import HttpClientSession
-from tidings.wire.session import Era, Session
+from tidings.wire.session import Session
 from tidings.wire.stdio import StdioClientSession
 
 __all__ = ["raw_session", "serving_text"]
@@ -39,9 +39,10 @@ async def serving_text(text: str) -> AsyncIterator[str]:
             more = message.get("more_body", False)
         request_id = json.loads(body or b"{}").get("id")
         answer = b"" if request_id is None else text.replace("ID", json.dumps(request_id)).encode()
-        kind = b"text/event-stream" if text.startswith(("data:", "\ufeff")) else b"application/json"
         status = 202 if request_id is None else 200
-        await send({"type": "http.response.start", "status": status, "headers": [(b"content-type", kind)]})
+        await send(
+            {"type": "http.response.start", "status": status, "headers": [(b"content-type", b"application/json")]}
+        )
         await send({"type": "http.response.body", "body": answer})
 
     async with run_uvicorn(app, lifespan="off") as server:
@@ -49,14 +50,14 @@ async def serving_text(text: str) -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def raw_session(transport: str, text: str, era: Era = "modern") -> AsyncIterator[Session]:
+async def raw_session(transport: str, text: str) -> AsyncIterator[Session]:
     """Open a session with such a server."""
     session: Session
     if transport == "stdio":
-        async with StdioClientSession([sys.executable, "-c", _PROGRAM, text], era, DEADLINE) as session:
+        async with StdioClientSession([sys.executable, "-c", _PROGRAM, text], "modern", DEADLINE) as session:
             await session.open()
             yield session
     else:
-        async with serving_text(text) as url, HttpClientSession(url, era, DEADLINE, headers={}) as session:
+        async with serving_text(text) as url, HttpClientSession(url, "modern", DEADLINE, headers={}) as session:
             await session.open()
             yield session
