@@ -3,7 +3,7 @@
 `transcripts/` has the findings on the servers of others, with their frames, and without the values that differ from run
 to run. `TIDINGS_RECORD=1` records them again. For each finding, a test shows the same defect without the checker.
 
-Covers `http.py`, `report.py`, `run.py`, `stdio.py` and `wire.py`.
+Covers `report.py`.
 """
 
 from __future__ import annotations

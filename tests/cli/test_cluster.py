@@ -1,4 +1,4 @@
-"""`tidings cluster status` with a real NATS server and replicas in this process."""
+"""`tidings cluster status` with a real NATS server and replicas in this process. Covers `cluster/status.py`."""
 
 from __future__ import annotations
 

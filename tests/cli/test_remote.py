@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -11,7 +11,7 @@ from mcp.server.mcpserver import MCPServer
 
 from tests.support.command import DEADLINE, tidings
 from tests.support.uvicorn_server import address_of, run_uvicorn
-from tidings import Live
+from tidings import Live, TidingsError
 from tidings.cli.remote import Unreachable, connect
 
 
@@ -23,13 +23,14 @@ def test_unusable_proxy_is_a_one_line_error(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @asynccontextmanager
-async def answering(status: str, answer: str = "") -> AsyncIterator[str]:
-    """Yield the URL of a server that answers each request alike. `ID` in the answer is the id of the request."""
+async def answering(status: str, answer: str | Iterator[str] = "") -> AsyncIterator[str]:
+    """Yield the URL of a server that answers each request alike, or with the next text. `ID` is the request's id."""
 
     async def respond(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = (await reader.readuntil(b"\r\n\r\n")).lower()
         request = json.loads(await reader.readexactly(int(head.partition(b"content-length: ")[2].split()[0])))
-        body = answer.replace("ID", json.dumps(request.get("id"))).encode()
+        text = answer if isinstance(answer, str) else next(answer)
+        body = text.replace("ID", json.dumps(request.get("id"))).encode()
         headers = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\nConnection: close"
         writer.write(f"HTTP/1.1 {status}\r\n{headers}\r\n\r\n".encode() + body)
         writer.close()
@@ -93,3 +94,13 @@ async def test_a_server_without_the_modern_era_gets_one_session_and_its_end() ->
             assert not remote.is_lost
     assert (requests[0], requests.count("modern"), requests[-1]) == ("modern", 1, "DELETE")
     assert "GET" in requests
+
+
+@pytest.mark.anyio
+async def test_a_result_that_is_not_an_object_is_a_clear_error() -> None:
+    answer = '{"jsonrpc": "2.0", "id": ID, "result": %s}'
+    discovered = '{"supportedVersions": ["2026-07-28"]}'
+    answers = iter([answer % discovered, answer % "[]"])
+    async with answering("200 OK", answers) as url, asyncio.timeout(DEADLINE), connect(url, None) as remote:
+        with pytest.raises(TidingsError, match="the result of ping is not an object"):
+            await remote.request("ping")

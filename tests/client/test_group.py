@@ -103,6 +103,14 @@ async def test_a_uri_that_two_servers_have_begins_with_the_name_of_the_later_one
         assert group.resources["file://a"].description == "second"
 
 
+async def test_a_scheme_with_a_plus_sign_is_not_the_name_of_a_server() -> None:
+    git, other = ScriptedServer(), ScriptedServer()
+    other.lists["templates"]["git+ssh://{host}"] = "a repository"
+    async with asyncio.timeout(DEADLINE), MirrorGroup({"git": git.server, "other": other.server}) as group:
+        assert group.resolve("git+ssh://x", "resources") == (group.mirrors["other"], "git+ssh://x")
+        assert group.resolve("git+file://x", "resources") == (group.mirrors["git"], "file://x")
+
+
 def test_a_name_of_a_server_has_no_separator() -> None:
     for name in ("", "a__b", "a_", "a+b", "1"):
         with pytest.raises(TidingsError, match="is no name of a server"):

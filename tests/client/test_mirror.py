@@ -1,6 +1,6 @@
 """`Mirror` with real servers of both eras: current lists, few requests, reconnects, subscriptions.
 
-Covers `refresher.py` and `snapshot.py`.
+Covers `connection.py`, `lists.py`, `refresher.py`, `snapshot.py` and `transport.py`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The views of the console, with real clients of both eras over HTTP."""
+"""The views of the console, with real clients of both eras over HTTP. Covers `app.py`."""
 
 from __future__ import annotations
 

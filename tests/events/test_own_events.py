@@ -1,6 +1,6 @@
 """Events of the server's own code: declared types, matching arguments, and the queue that survives a crash.
 
-Covers `occurrences.py` and `types.py`.
+Covers `delivery.py`, `occurrences.py` and `types.py`.
 """
 
 from __future__ import annotations

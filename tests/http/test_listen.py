@@ -1,6 +1,6 @@
 """Listen streams over HTTP, on plain ASGI and parked: frames, ids, keep-alives, limits and refusals.
 
-Covers `subscribe.py`.
+Covers `server/subscribe.py`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 `test_lists_fallback.py` has the requests that go to the SDK, `test_lists_sessions.py` legacy sessions.
 
-Covers `list_cache.py`.
+Covers `server/list_cache.py`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Change notifications of the user's own code. `tests/end_to_end/test_matrix.py` shows that clients get them once.
 
-Covers `middleware.py`.
+Covers `server/middleware.py`.
 """
 
 from __future__ import annotations

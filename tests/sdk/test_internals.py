@@ -3,7 +3,7 @@
 Each test uses the part for its purpose: a name can still exist and have no effect. The parts of uvicorn are in
 `tests/http/test_internals_uvicorn.py`.
 
-Covers `methods.py`.
+Covers `wire/methods.py`.
 """
 
 from __future__ import annotations

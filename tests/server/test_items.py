@@ -1,5 +1,5 @@
-"""`live.tools`, `live.prompts` and `live.resources`: the items that they accept and refuse. Covers `components.py`
-and `definitions.py`."""
+"""`live.tools`, `live.prompts` and `live.resources`: the items that they accept and refuse. Covers `sdk/components.py`
+and `sdk/definitions.py`."""
 
 from __future__ import annotations
 

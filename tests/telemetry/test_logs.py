@@ -1,6 +1,6 @@
 """Log lines: the events of subscriptions, JSON lines of `tidings serve`, no secrets, and no forged lines.
 
-Covers `event_log.py`.
+Covers `cli/logs.py` and `core/event_log.py`.
 """
 
 from __future__ import annotations

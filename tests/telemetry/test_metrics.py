@@ -1,4 +1,4 @@
-"""`/metrics`, compared with what fifty real clients received, and the counters behind it. Covers `counts.py`."""
+"""`/metrics`, compared with what fifty real clients received, and the counters behind it. Covers `core/counts.py`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Traces and metrics: of real servers with real clients, of a server in this process, and with a broken SDK.
 
-Covers `observer.py`.
+Covers `core/observer.py`.
 """
 
 from __future__ import annotations

@@ -29,3 +29,11 @@ async def test_pages_that_never_end_are_an_error_and_an_empty_cursor_is_the_end(
         await read(*map(str, range(paging.MAX_PAGES + 1)))
     with pytest.raises(TidingsError, match="more than"):
         await read("a", "b", limit=paging.MAX_ITEMS)
+
+
+async def test_a_page_without_a_list_is_one_clear_error() -> None:
+    async def request(cursor: str | None) -> dict[str, Any]:
+        return {"tools": None}
+
+    with pytest.raises(TidingsError, match="tools/list was answered with None as 'tools', not a list"):
+        [page async for page in read_pages("tools/list", request)]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidings.wire.sse import Event, read_events
+from tidings.wire.sse import MAX_MESSAGE, Event, EventTooLong, read_events
 
 STREAM = b""": a comment
 event: overview
@@ -43,3 +43,30 @@ def test_events_are_the_same_for_all_chunks_and_line_ends(end: bytes, data: st.D
         return [event async for event in read_events(chunks())]
 
     assert asyncio.run(read()) == EVENTS
+
+
+@pytest.mark.parametrize("size", [1, 2, 100])
+def test_a_byte_order_mark_at_the_start_is_ignored(size: int) -> None:
+    stream = b"\xef\xbb\xbfdata: first\n\ndata: \xef\xbb\xbfsecond\n\n"
+
+    async def chunks() -> AsyncIterator[bytes]:
+        for start in range(0, len(stream), size):
+            yield stream[start : start + size]
+
+    async def read() -> list[Event]:
+        return [event async for event in read_events(chunks())]
+
+    assert asyncio.run(read()) == [Event(b"first"), Event(b"\xef\xbb\xbfsecond")]
+
+
+@pytest.mark.parametrize("chunk", [b"x" * (1 << 20), b"data: " + b"x" * (1 << 20) + b"\n"])
+def test_an_event_that_does_not_end_is_an_error(chunk: bytes) -> None:
+    async def chunks() -> AsyncIterator[bytes]:
+        for _ in range(2 * MAX_MESSAGE // len(chunk)):
+            yield chunk
+
+    async def read() -> list[Event]:
+        return [event async for event in read_events(chunks())]
+
+    with pytest.raises(EventTooLong, match="an event of more than 64 MB"):
+        asyncio.run(read())

@@ -1,6 +1,6 @@
 """The items of each kind of file, as a real client sees them. Python tools are in `test_python`.
 
-Covers `executable.py`, `prompts.py`, `settings.py` and `tools.py`.
+Covers `executable.py`, `items.py`, `prompts.py`, `settings.py` and `tools.py`.
 """
 
 from __future__ import annotations

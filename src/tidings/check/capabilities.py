@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from tidings.check.run import Listener, Run
-from tidings.core.model import Feature
+from tidings.core.model import Feature, topics_json
 from tidings.wire.http import HttpClientSession
-from tidings.wire.methods import LIST_METHODS
+from tidings.wire.methods import LIST_METHODS, SUBSCRIBE
 from tidings.wire.session import Session, Stream
 
 __all__ = ["check_served", "open_legacy_streams", "open_listen_streams"]
@@ -37,7 +37,7 @@ async def open_listen_streams(run: Run) -> None:
         run.skip((*_LISTEN_RULES, "buffering"), run.missing["modern"])
         return
     features = [feature for feature in Feature if run.modern.capability(feature) is not None]
-    everything: dict[str, Any] = {f"{feature.value}ListChanged": True for feature in Feature}
+    everything: dict[str, Any] = topics_json(Feature, ())
     if run.uris:
         everything["resourceSubscriptions"] = run.uris
     stream = await run.modern.listen(everything)
@@ -51,7 +51,7 @@ async def open_listen_streams(run: Run) -> None:
         # Another connection, which may lead to another replica. A string is as good an id as a number.
         other = await run.open("modern") if run.is_http else run.modern
         await run.lists(other)
-        narrow = await other.listen({f"{features[0].value}ListChanged": True}, "check-narrow")
+        narrow = await other.listen(topics_json(features[:1], ()), "check-narrow")
         if narrow.acknowledgement is not None:
             run.listeners.append(Listener(other, narrow))
         else:
@@ -136,7 +136,7 @@ async def _subscribe(run: Run, session: Session) -> None:
         run.skip(["subscribe-served"], "the server lists no resource; name one with --uri")
         return
     for uri in run.uris:
-        frame = await session.request("resources/subscribe", uri=uri)
+        frame = await session.request(SUBSCRIBE, uri=uri)
         if "error" in frame.message:
             message = "resources.subscribe is advertised, and resources/subscribe is answered with an error"
             run.report.add("subscribe-served", message, [session.discovery, frame])

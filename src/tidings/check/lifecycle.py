@@ -12,8 +12,9 @@ from typing import Any
 import httpx2
 
 from tidings.check.run import Run
-from tidings.core.model import Feature
+from tidings.core.model import Feature, topics_json
 from tidings.wire.http import HttpClientSession
+from tidings.wire.methods import LISTEN
 from tidings.wire.session import Frame, Session, Unanswered
 from tidings.wire.stdio import StdioClientSession
 
@@ -100,8 +101,8 @@ async def _check_slow_socket(run: Run, session: HttpClientSession, method: str) 
     try:
         writers.append(await _connect_without_reading(session.url))
         if session.era == "modern":
-            everything = {f"{feature.value}ListChanged": True for feature in Feature}
-            writers[0].write(session.raw_request("subscriptions/listen", "unread", notifications=everything))
+            everything = topics_json(Feature, ())
+            writers[0].write(session.raw_request(LISTEN, "unread", notifications=everything))
             writers.append(await _connect_without_reading(session.url))
         with suppress(TimeoutError):
             for number in range(_UNREAD_SOCKET):
@@ -164,7 +165,7 @@ async def check_sigterm(run: Run) -> None:
     assert isinstance(session, StdioClientSession)
     stream = None
     if session.era == "modern":
-        stream = await session.listen({f"{feature.value}ListChanged": True for feature in Feature})
+        stream = await session.listen(topics_json(Feature, ()))
     sent = run.transcript.record(session.channel, "sent", "SIGTERM")
     has_exited = await session.terminate(_SIGTERM_TIMEOUT)
     opening = stream.acknowledgement if stream is not None else session.discovery
@@ -193,7 +194,7 @@ async def check_expiry(run: Run) -> None:
         return
     session: Session = await run.open(run.sessions[0].era)
     if session.era == "modern":
-        stream = await session.listen({f"{feature.value}ListChanged": True for feature in Feature})
+        stream = await session.listen(topics_json(Feature, ()))
         is_open = stream.acknowledgement is not None and not stream.is_ended
     else:
         assert isinstance(session, HttpClientSession)

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
 from tidings.core.redact import one_line
-from tidings.wire.methods import LIST_METHODS
+from tidings.wire.methods import LIST_METHODS, METHOD_NOT_FOUND, READ_RESOURCE
 from tidings.wire.paging import EndlessPages, read_pages
 from tidings.wire.session import Frame, Session, Unanswered, as_dict
 
 __all__ = ["Refused", "ServerList", "read_content", "read_list", "read_lists"]
-
-_METHOD_NOT_FOUND = -32601
 
 
 class Refused(Unanswered):
@@ -38,7 +36,9 @@ class ServerList:
         return list(self.items)
 
 
-async def read_list(session: Session, method: str) -> ServerList:
+async def read_list(
+    session: Session, method: str, on_page: Callable[[str, Frame], object] = lambda method, page: None
+) -> ServerList:
     """Read all pages of a list. It is empty if the server does not have the method."""
     listed = LIST_METHODS[method]
     items: dict[str, Any] = {}
@@ -47,13 +47,14 @@ async def read_list(session: Session, method: str) -> ServerList:
     async def request(cursor: str | None) -> dict[str, Any]:
         frame = await session.request(method, **({} if cursor is None else {"cursor": cursor}))
         result, error = frame.result, frame.message.get("error")
-        if isinstance(error, dict) and error.get("code") == _METHOD_NOT_FOUND and not pages:
+        if isinstance(error, dict) and error.get("code") == METHOD_NOT_FOUND and not pages:
             return {}
         if isinstance(error, dict):
             raise Refused(method, f"{method} was answered with {one_line(json.dumps(error), 200)}")
         if result is None or not isinstance(result.get(listed.member), list):
             raise Unanswered(f"{method} was answered with {one_line(json.dumps(frame.content), 200)}")
         pages.append(frame)
+        on_page(method, frame)
         return result
 
     try:
@@ -65,10 +66,14 @@ async def read_list(session: Session, method: str) -> ServerList:
     return ServerList(items, pages)
 
 
-async def read_lists(session: Session, refused: Collection[str] = ()) -> dict[str, ServerList]:
-    """Read the lists of all features that the server declares, except for those that it refused."""
+async def read_lists(
+    session: Session, refused: Collection[str], on_page: Callable[[str, Frame], object]
+) -> dict[str, ServerList]:
+    """Read the lists of all features that the server declares, except for those that it refused.
+
+    Call `on_page` with the method and each page, also if a later list is refused."""
     return {
-        method: await read_list(session, method)
+        method: await read_list(session, method, on_page)
         for method, listed in LIST_METHODS.items()
         if session.capability(listed.feature) is not None and method not in refused
     }
@@ -76,7 +81,7 @@ async def read_lists(session: Session, refused: Collection[str] = ()) -> dict[st
 
 async def read_content(session: Session, uri: str) -> Any:
     """Return the contents of a resource, or None if it can't be read."""
-    frame = await session.request("resources/read", uri=uri)
+    frame = await session.request(READ_RESOURCE, uri=uri)
     return (frame.result or {}).get("contents")
 
 

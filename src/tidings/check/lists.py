@@ -6,6 +6,7 @@ from typing import Any
 
 from tidings.check.listing import ServerList
 from tidings.check.run import Run
+from tidings.wire.methods import DISCOVER, READ_RESOURCE
 from tidings.wire.session import Frame, Session
 
 __all__ = ["check_cache_hints", "check_order", "check_public"]
@@ -44,9 +45,9 @@ async def check_cache_hints(run: Run) -> None:
         return
     answers = {method: listing.pages for method, listing in run.before[run.modern].items()}
     if run.modern.discovery is not None:
-        answers["server/discover"] = [run.modern.discovery]
+        answers[DISCOVER] = [run.modern.discovery]
     if run.uris:
-        answers["resources/read"] = [await run.modern.request("resources/read", uri=run.uris[0])]
+        answers[READ_RESOURCE] = [await run.modern.request(READ_RESOURCE, uri=run.uris[0])]
     for method, frames in answers.items():
         for frame in frames:
             if frame.result is not None and (problem := _find_problem(frame.result)):

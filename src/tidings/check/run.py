@@ -16,7 +16,7 @@ from tidings.core.redact import one_line
 from tidings.errors import Disconnected
 from tidings.wire.http import HttpClientSession
 from tidings.wire.methods import LIST_METHODS
-from tidings.wire.session import LEGACY, MODERN, Era, Session, Stream, Unanswered
+from tidings.wire.session import LEGACY, MODERN, Era, Frame, Session, Stream, Unanswered
 from tidings.wire.stdio import StdioClientSession
 
 __all__ = ["CheckOptions", "Listener", "Run"]
@@ -158,11 +158,11 @@ class Run:
 
     async def lists(self, session: Session) -> dict[str, ServerList]:
         """Read the lists of all features that the server declares, except for those that it refused."""
-        found = await read_lists(session, self._refused.get(session.era, ()))
-        for method, listing in found.items():
-            if listing.pages:
-                self.fetched.setdefault((session, LIST_METHODS[method].feature), listing.pages[0].time)
-        return found
+
+        def set_fetched(method: str, page: Frame) -> None:
+            self.fetched.setdefault((session, LIST_METHODS[method].feature), page.time)
+
+        return await read_lists(session, self._refused.get(session.era, ()), set_fetched)
 
     async def _read_known_lists(self, session: Session) -> dict[str, ServerList]:
         """Read the lists of a first session. Later sessions of its era do not ask for those that it is refused."""

@@ -18,6 +18,7 @@ from tidings.core.model import UPDATED_METHOD, Feature
 from tidings.core.redact import one_line
 from tidings.errors import TidingsError
 from tidings.runtime.child import Child
+from tidings.wire.methods import CALL_TOOL, METHOD_NOT_FOUND, UNSUBSCRIBE
 from tidings.wire.session import Frame, Session, Unanswered
 
 __all__ = ["check_trigger"]
@@ -102,7 +103,7 @@ class _Round:
             return
         # A process on stdio has a state of its own, so the tool runs in each.
         for session in self.sessions if not self.run.is_http else self.sessions[:1]:
-            answer = await session.request("tools/call", name=tool, arguments=arguments)
+            answer = await session.request(CALL_TOOL, name=tool, arguments=arguments)
             if answer.result is None or answer.result.get("isError"):
                 raise TidingsError(f"--trigger: the tool {tool} failed: {one_line(json.dumps(answer.content), 200)}")
 
@@ -211,7 +212,7 @@ async def _call_new_tools(run: Run, round_: _Round) -> int:
     known = round_.before[session].get("tools/list", ServerList({})).items
     added = [name for name in listing.keys if name not in known][:_MAX_CALLS]
     for name in added:
-        answer = await session.request("tools/call", name=name, arguments={})
+        answer = await session.request(CALL_TOOL, name=name, arguments={})
         if _is_unknown(answer.message):
             notice = round_.frames(first[0], Feature.TOOLS.method)[:1]
             message = "a tool that was listed after the notification could not be called"
@@ -223,7 +224,7 @@ def _is_unknown(message: Mapping[str, Any]) -> bool:
     """Return whether a call failed because there is no such tool. With any other error, the tool exists."""
     error, result = message.get("error"), message.get("result")
     if isinstance(error, dict):
-        return error.get("code") == -32601 or bool(_UNKNOWN.search(str(error.get("message"))))
+        return error.get("code") == METHOD_NOT_FOUND or bool(_UNKNOWN.search(str(error.get("message"))))
     if isinstance(result, dict) and result.get("isError"):
         return bool(_UNKNOWN.search(json.dumps(result.get("content"))))
     return False
@@ -245,7 +246,7 @@ async def _check_unsubscribe(run: Run, first: _Round) -> None:
         return
     unsubscribed: Frame | None = None
     for uri in sorted(stream.subscribed):
-        unsubscribed = frame = await session.request("resources/unsubscribe", uri=uri)
+        unsubscribed = frame = await session.request(UNSUBSCRIBE, uri=uri)
         if "error" in frame.message:
             run.report.add("unsubscribe", "resources/unsubscribe is answered with an error", [session.discovery, frame])
     stream.unsubscribed = set(stream.subscribed)

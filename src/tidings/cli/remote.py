@@ -17,11 +17,12 @@ import msgspec
 import typer
 
 from tidings.cli.auth import TOKEN_VARIABLE
-from tidings.core.model import Feature
+from tidings.core.model import Feature, topics_json
 from tidings.core.redact import one_line
 from tidings.errors import TidingsError, first_error
 from tidings.runtime.shutdown import exit_process
 from tidings.wire.http import HttpClientSession
+from tidings.wire.methods import METHOD_NOT_FOUND, SUBSCRIBE
 from tidings.wire.session import Era, Stream, Unanswered, as_dict
 
 __all__ = ["Remote", "Unreachable", "bearer_headers", "check_url", "connect", "run"]
@@ -32,7 +33,6 @@ _TIMEOUT = 20.0
 """Seconds for one answer."""
 
 _ERAS: tuple[Era, ...] = ("modern", "legacy")
-_METHOD_NOT_FOUND = -32601
 
 _CLOSE_TIMEOUT = 2.0
 """Seconds for an interrupted command to close its connections."""
@@ -93,19 +93,19 @@ class Remote:
         except Unanswered as error:
             raise Unreachable(f"{self._url}: {error}") from None
         refusal = as_dict(frame.message.get("error"))
-        if refusal.get("code") == _METHOD_NOT_FOUND:
+        if refusal.get("code") == METHOD_NOT_FOUND:
             raise TidingsError(
                 f"{self._url} does not support {method}; it runs without Tidings, or with an older version"
             )
         if frame.result is None:
-            raise TidingsError(f"{self._url}: {one_line(str(refusal.get('message')))}")
+            reason = refusal.get("message", f"the result of {method} is not an object")
+            raise TidingsError(f"{self._url}: {one_line(str(reason))}")
         return frame.result
 
     async def watch(self, uris: list[str]) -> None:
         """Ask for a notification of each change of a list, and of these URIs if the server grants them."""
         if self._session.era == "modern":
-            everything = {f"{feature.value}ListChanged": True for feature in Feature}
-            stream = await self._session.listen({**everything, "resourceSubscriptions": uris})
+            stream = await self._session.listen(topics_json(Feature, uris))
             self._is_granted_all = set(uris) <= set(stream.granted.get("resourceSubscriptions") or ())
             # A stream without any granted topic ends immediately, although the server still runs.
             is_open = any(stream.granted.values())
@@ -116,7 +116,7 @@ class Remote:
             is_open = stream.status == 200
             for uri in uris:
                 try:
-                    await self.request("resources/subscribe", uri=uri)
+                    await self.request(SUBSCRIBE, uri=uri)
                 except TidingsError:  # denied, or the server supports no patterns
                     self._is_granted_all = False
         self._stream = stream if is_open else None
@@ -145,10 +145,10 @@ async def connect(url: str, token: str | None, headers: Mapping[str, str] | None
         async with HttpClientSession(url, era, _TIMEOUT, headers=headers) as session:
             try:
                 await session.open()
-                problem = f"it did not answer {session.opening} as MCP demands"
+                problem = f"it did not answer {session.first_method} as MCP demands"
             except Unanswered as error:
                 problem = str(error)
-            if session.is_supported:
+            if session.supports_era:
                 try:
                     yield Remote(url, session)
                 finally:

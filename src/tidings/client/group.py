@@ -62,13 +62,16 @@ class MirrorGroup(ChangingLists):
     def resolve(self, name: str, list: ListName = "tools") -> tuple[Mirror, str]:
         """Return the mirror of the server that has an item, and the name, URI or URI template that it has there.
 
-        A tool or URI that no server lists is that of the server which the name names, or whose template fits.
+        A tool that no server lists is that of the server which the name names. A URI is that of the first server whose
+        template fits, or else of the one which it names: `git+ssh:` may be a scheme, or a URI of the server `git`.
         """
         is_uri = list not in _NAMED
-        owner = self._owners[list].get(name) or split_name(name, self.mirrors, is_uri=is_uri)
+        owner = self._owners[list].get(name)
         if owner is None and is_uri:
             templates = [each for each in self._owners["templates"].values() if _fits(each.own, name)]
             owner = Owner(templates[0].server, name) if templates else None
+        if owner is None:
+            owner = split_name(name, self.mirrors, is_uri=is_uri)
         if owner is None:
             raise NotFound(f"{name!r} is of none of these servers: {', '.join(self.mirrors)}")
         return self.mirrors[owner.server], owner.own

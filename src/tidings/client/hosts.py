@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -34,15 +34,16 @@ class Host:
     """The member that contains the servers by name."""
     local: Mapping[str, Any] = field(default_factory=dict)
     """The other members of a server that is a command."""
-    has_words: bool = False
+    command_is_list: bool = False
     """Whether the command is a list of words, without `args`."""
     env: str = "env"
     """The member with the environment of a command."""
     remote: Mapping[str, Any] | None = field(default_factory=dict)
     """The other members of a server that is a URL; None if the program supports only commands."""
     url: str = "url"
+    headers: str = "headers"
     token_variable: str | None = None
-    """The member that names the variable with the token, instead of headers."""
+    """The member that names the variable with the token, instead of a header."""
     variable: str = PLACEHOLDER
     """The program's syntax for the variable with the token, or a placeholder if it has none."""
     inputs: tuple[dict[str, Any], ...] = ()
@@ -52,16 +53,18 @@ class Host:
         """Return the settings with this server."""
         if not server.url:
             words = [*server.command]
-            command = {"command": words} if self.has_words else {"command": words[0], "args": words[1:]}
+            command = {"command": words} if self.command_is_list else {"command": words[0], "args": words[1:]}
             entry = {**self.local, **command} | ({self.env: dict(server.env)} if server.env else {})
         elif self.remote is None:
             entry = _start_mcp_remote(server)
         else:
             entry = {**self.remote, self.url: server.url}
-            if server.headers and self.token_variable is not None:
+            headers = dict(server.headers)
+            if self.token_variable is not None and headers.get("Authorization") == f"Bearer {self.variable}":
                 entry[self.token_variable] = TOKEN_VARIABLE
-            elif server.headers:
-                entry["headers"] = dict(server.headers)
+                del headers["Authorization"]
+            if headers:
+                entry[self.headers] = headers
         return {self.member: {name: entry}}
 
 
@@ -69,8 +72,10 @@ def _start_mcp_remote(server: HostedServer) -> dict[str, Any]:
     entry: dict[str, Any] = {"command": "npx", "args": ["-y", "mcp-remote", server.url]}
     if server.headers:
         # The argument contains no space, because mcp-remote splits arguments at spaces on some systems.
-        entry["args"] += ["--header", "Authorization:${AUTHORIZATION}"]
-        entry["env"] = {"AUTHORIZATION": server.headers["Authorization"]}
+        variables = {name: name.upper().replace("-", "_") for name in server.headers}
+        for name, variable in variables.items():
+            entry["args"] += ["--header", f"{name}:${{{variable}}}"]
+        entry["env"] = {variables[name]: value for name, value in server.headers.items()}
     return entry
 
 
@@ -86,6 +91,7 @@ HOSTS: Final = {
     "codex": Host(
         where="~/.codex/config.toml",
         member="mcp_servers",
+        headers="http_headers",
         token_variable="bearer_token_env_var",
         variable=f"${TOKEN_VARIABLE}",
     ),
@@ -98,7 +104,7 @@ HOSTS: Final = {
         where="opencode.json in your project",
         member="mcp",
         local={"type": "local", "enabled": True},
-        has_words=True,
+        command_is_list=True,
         env="environment",
         remote={"type": "remote", "enabled": True},
         variable=f"{{env:{TOKEN_VARIABLE}}}",
@@ -122,27 +128,45 @@ HOSTS: Final = {
 }
 
 
+_URLS: Final = (*dict.fromkeys(host.url for host in HOSTS.values() if host.url != "url"), "url")
+"""The members with a URL. Beside another one, `url` is the older transport, as in Gemini CLI."""
+
+
 def read_servers(settings: Mapping[str, Any]) -> dict[str, HostedServer]:
     """Return the servers by name in the settings of any of the programs. Raise `TidingsError` if there are none."""
     for member in dict.fromkeys(host.member for host in HOSTS.values()):
-        if isinstance(found := settings.get(member), dict):
+        found = _objects_in(settings.get(member))
+        # The user settings of VS Code have the servers in `mcp.servers`.
+        if member == "mcp" and not _is_server(found.get("servers", {})):
+            found = _objects_in(found.get("servers")) or found
+        if found:
             return {name: _read(name, entry) for name, entry in found.items()}
     raise TidingsError('the settings have no servers; they are in the member "mcpServers"')
 
 
-def _read(name: str, entry: Any) -> HostedServer:
-    """Return one server, whichever program has written it."""
-    members = entry if isinstance(entry, dict) else {}
+def _objects_in(value: Any) -> dict[str, dict[str, Any]]:
+    """Return the members that are objects. Gemini CLI has settings named `mcp`, too, which are not servers."""
+    return {name: each for name, each in value.items() if isinstance(each, dict)} if isinstance(value, dict) else {}
 
-    def find(names: set[str | None], kind: type) -> Any:
-        return next((members[each] for each in names if isinstance(members.get(each), kind)), kind())
+
+def _is_server(entry: Mapping[str, Any]) -> bool:
+    return not {"command", *_URLS}.isdisjoint(entry)
+
+
+def _read(name: str, members: Mapping[str, Any]) -> HostedServer:
+    """Return one server, whichever program has written it."""
+
+    def find(names: Iterable[str | None], kind: type) -> Any:
+        return next((members[each] for each in names if each and isinstance(members.get(each), kind)), kind())
 
     hosts = HOSTS.values()
-    command, headers = members.get("command"), dict(find({"headers"}, dict))
-    words = [command, *find({"args"}, list)] if isinstance(command, str) else find({"command"}, list)
-    if variable := find({host.token_variable for host in hosts}, str):
+    command, headers = members.get("command"), dict(find(dict.fromkeys(host.headers for host in hosts), dict))
+    words = [command, *find(["args"], list)] if isinstance(command, str) else find(["command"], list)
+    if variable := find(dict.fromkeys(host.token_variable for host in hosts), str):
         headers["Authorization"] = f"Bearer ${variable}"
-    url = find({host.url for host in hosts}, str)
+    url = find(_URLS, str)
     if not words and not url:
         raise TidingsError(f"the server {name!r} has neither a command nor a URL")
-    return HostedServer(tuple(map(str, words)), dict(find({host.env for host in hosts}, dict)), url, headers)
+    return HostedServer(
+        tuple(map(str, words)), dict(find(dict.fromkeys(host.env for host in hosts), dict)), url, headers
+    )

@@ -25,7 +25,7 @@ class Owner(NamedTuple):
 
 
 def check_server_names(names: Iterable[str]) -> None:
-    """Raise `TidingsError` for a name after which the name of an item could not be told apart."""
+    """Raise `TidingsError` if an item's name could belong to two servers."""
     for name in names:
         if not _SERVER_NAME.fullmatch(name):
             raise TidingsError(

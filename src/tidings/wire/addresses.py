@@ -1,4 +1,4 @@
-"""Origins, and IP addresses: which a request for a client must not go to, and which only this machine can reach.
+"""Origins, and IP addresses: which addresses are public, and which are loopback.
 
 Webhooks and downloads use the same check. The download helper of tools loads this file alone, in a Python without
 site-packages, so it imports only the standard library.
@@ -29,7 +29,8 @@ _PROVIDER_ADDRESSES = {ipaddress.ip_address("168.63.129.16"): "Azure's own servi
 
 
 def origin_of(url: str) -> str:
-    """Return the scheme, host and port of a URL. Two spellings of one origin give the same, which has no secret.
+    """Return the scheme, host and port of a URL. Two spellings give the same text. User name and password
+    are left out.
 
     Raise `ValueError` if it is no URL with a host."""
     parts = urlsplit(url)

@@ -13,10 +13,9 @@ import httpx2
 
 from tidings.core.redact import one_line, redact_uri
 from tidings.errors import TidingsError
-from tidings.wire.envelope import decode_message
 from tidings.wire.methods import CALL_METHODS, INITIALIZE, LISTEN
 from tidings.wire.session import MODERN, Era, Frame, Session, Stream, Unanswered, split_messages
-from tidings.wire.sse import read_events
+from tidings.wire.sse import EventTooLong, read_events
 
 __all__ = ["HttpClientSession", "make_http_client"]
 
@@ -30,7 +29,7 @@ _VISIBLE_ASCII = re.compile(r"[!-~]+")
 
 def make_http_client(url: str, kind: Callable[..., Any] = httpx2.AsyncClient, **options: Any) -> Any:
     """Return an HTTP client for requests to one server. Raise `TidingsError` if it can't use the proxy."""
-    # Loading the certificates takes long, and plain HTTP needs none.
+    # Loading the certificates takes long, and plain HTTP needs none. A proxy with TLS is verified all the same.
     verify = False if url.lower().startswith("http://") else ssl.create_default_context()
     try:
         return kind(verify=verify, **options)
@@ -70,13 +69,13 @@ class HttpClientSession(Session):
 
     async def request(self, method: str, **params: Any) -> Frame:
         request_id = self.next_id()
-        response, messages = await self._post(method, params, request_id)
+        response, messages, answer = await self._post(method, params, request_id)
         for data in messages:
-            if _is_answer(data, request_id):
-                if method == INITIALIZE:
-                    self._set_session_id(response.headers.get("mcp-session-id"))
-                return self.record(self.channel, "received", data)
             self.inbox.receive(data)
+        if answer is not None:
+            if method == INITIALIZE:
+                self._set_session_id(response.headers.get("mcp-session-id"))
+            return self.record(self.channel, "received", answer)
         if not messages or response.status_code >= 400:
             self.record(self.channel, "received", _describe(response))
         raise Unanswered(f"{method} was answered with {_describe(response)}")
@@ -87,40 +86,46 @@ class HttpClientSession(Session):
         self.session_id = session_id
 
     async def notify(self, method: str, **params: Any) -> None:
-        _, messages = await self._post(method, params)
+        _, messages, _ = await self._post(method, params)
         for data in messages:
             self.inbox.receive(data)
 
     async def _post(
         self, method: str, params: Mapping[str, Any], request_id: int | None = None
-    ) -> tuple[httpx2.Response, list[bytes]]:
-        """Send a message. Return the response, and the messages in its body. After the answer, wait `_END_TIMEOUT` for
-        the end of a stream; the server need not end it."""
+    ) -> tuple[httpx2.Response, list[bytes], bytes | None]:
+        """Send a message. Return the response, the messages in its body before the answer, and the answer. After the
+        answer, wait at most `_END_TIMEOUT` for the server to end the stream, which it need not do."""
         sent = self.encode(method, params, request_id)
         self.record(self.channel, "sent", sent)
         messages: list[bytes] = []
         answering: httpx2.Response | None = None
+        answer: bytes | None = None
         try:
             request = self._http.stream("POST", self.url, content=sent, headers=self._headers(method, params))
             async with asyncio.timeout(self.timeout) as deadline, request as response:
                 self.status = response.status_code
                 async for data in _read_messages(response):
-                    messages.append(data)
-                    if answering is None and request_id is not None and _is_answer(data, request_id):
-                        answering = response
+                    if answer is not None:
+                        continue
+                    if request_id is None or not Frame(0, "", "received", data).answers(request_id):
+                        messages.append(data)
+                    else:
+                        answering, answer = response, data
                         deadline.reschedule(asyncio.get_running_loop().time() + _END_TIMEOUT)
-                return response, messages
+                return response, messages, answer
         except TimeoutError:
             problem = f"{method} was not answered within {self.timeout:g} s"
         except httpx2.HTTPError as error:
             problem = f"{method} failed: {one_line(str(error) or type(error).__name__, 200)}"
+        except EventTooLong as error:
+            problem = f"{method} failed: {error}"
         except UnicodeError:  # a name of the server with half a surrogate pair
             problem = f"{method} can't be sent, because a text of the server is not valid Unicode"
         except httpx2.InvalidURL as error:
             raise TidingsError(f"{self.url} is not a URL: {error}") from None
         if answering is None:
             raise Unanswered(problem)
-        return answering, messages
+        return answering, messages, answer
 
     # Streams
 
@@ -158,7 +163,7 @@ class HttpClientSession(Session):
                 stream.open(response.status_code, response.headers)
                 async for each in _read_messages(response):
                     stream.receive(each)
-        except (httpx2.HTTPError, UnicodeError) as error:
+        except (httpx2.HTTPError, UnicodeError, EventTooLong) as error:
             reason = str(error) or type(error).__name__
         except asyncio.CancelledError:
             reason = "the client closed it"
@@ -203,11 +208,6 @@ class HttpClientSession(Session):
         except httpx2.HTTPError as error:
             raise Unanswered(f"{method} failed: {one_line(str(error) or type(error).__name__, 200)}") from None
         return self.record(self.channel, "received", f"HTTP {status}")
-
-
-def _is_answer(data: bytes, request_id: str | int) -> bool:
-    message = decode_message(data)
-    return message is not None and not message.method and message.id == request_id
 
 
 def _is_stream(response: httpx2.Response) -> bool:

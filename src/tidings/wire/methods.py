@@ -18,6 +18,7 @@ __all__ = [
     "LISTEN",
     "LIST_CHANGED",
     "LIST_METHODS",
+    "METHOD_NOT_FOUND",
     "READ_RESOURCE",
     "SUBSCRIBE",
     "UNSUBSCRIBE",
@@ -64,6 +65,9 @@ UNSUBSCRIBE: Final = "resources/unsubscribe"
 
 CALL_METHODS: Final = {CALL_TOOL: Feature.TOOLS, GET_PROMPT: Feature.PROMPTS, READ_RESOURCE: Feature.RESOURCES}
 """The methods that use one item. The `key_field` of the feature is the parameter that names it."""
+
+METHOD_NOT_FOUND: Final = -32601
+"""The code of the error for a method that the server does not have."""
 
 CACHEABLE_METHODS: Final = frozenset({*LIST_METHODS, DISCOVER})
 """Methods whose response can be the same for every client."""

@@ -1,10 +1,11 @@
-"""Reads all pages of a list. A server decides what they are, so what is read has limits."""
+"""Reads all pages of a list. The server decides how many there are, so there are limits."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Final
 
+from tidings.core.redact import one_line
 from tidings.errors import TidingsError
 from tidings.wire.methods import LIST_METHODS
 
@@ -26,11 +27,15 @@ async def read_pages(name: str, request: Callable[..., Awaitable[Any]]) -> Async
     items = 0
     while True:
         result = await request(cursor=cursor)
-        yield result
         if isinstance(result, dict):
-            found, cursor = result.get(method.member, ()), result.get("nextCursor")
+            found, cursor = result.get(method.member, []), result.get("nextCursor")
+            if not isinstance(found, list):
+                raise TidingsError(
+                    f"{name} was answered with {one_line(str(found), 80)} as {method.member!r}, not a list"
+                )
         else:
             found, cursor = getattr(result, method.attribute), result.next_cursor
+        yield result
         items += len(found)
         if not cursor or not isinstance(cursor, str):
             return

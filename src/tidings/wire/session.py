@@ -16,8 +16,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, Self, TypeAlias
 
-import msgspec
-
 from tidings.core.frames import ACKNOWLEDGED_METHOD, SUBSCRIPTION_KEY
 from tidings.core.model import UPDATED_METHOD, Feature
 from tidings.core.redact import one_line
@@ -266,10 +264,11 @@ class Session(ABC):
         return MODERN if self.era == "modern" else LEGACY
 
     @property
-    def is_supported(self) -> bool:
+    def supports_era(self) -> bool:
         """Whether the server has answered that it supports this era."""
         if self.era == "modern":
-            return MODERN in (self._discovered.get("supportedVersions") or ())
+            found = self._discovered.get("supportedVersions")
+            return isinstance(found, list) and MODERN in found
         return self._discovered.get("protocolVersion") in _HANDSHAKE_VERSIONS
 
     def capability(self, feature: Feature) -> dict[str, Any] | None:
@@ -308,17 +307,17 @@ class Session(ABC):
         return self._ids
 
     @property
-    def opening(self) -> str:
+    def first_method(self) -> str:
         """The first request of a session."""
         return DISCOVER if self.era == "modern" else INITIALIZE
 
     async def open(self) -> None:
         """Ask the server what it is. Its answer, which may be an error, is `discovery`."""
         if self.era == "modern":
-            self.discovery = await self.request(self.opening)
+            self.discovery = await self.request(self.first_method)
         else:
             params = {"protocolVersion": LEGACY, "capabilities": {}, "clientInfo": self._client}
-            self.discovery = await self.request(self.opening, **params)
+            self.discovery = await self.request(self.first_method, **params)
             await self.notify(INITIALIZED)
 
     @abstractmethod
@@ -352,13 +351,14 @@ class Session(ABC):
 
 
 def split_messages(body: bytes) -> list[bytes]:
-    """Return the messages of a body: old versions allow several in an array. An invalid body has none."""
+    """Return the messages of a body: old versions allow several in an array. An invalid body has none.
+
+    What `Frame` decodes is valid: `json` accepts `NaN` and half a surrogate pair, which some servers send."""
     try:
-        if body.lstrip().startswith(b"["):
-            return [bytes(each) for each in msgspec.json.decode(body, type=list[msgspec.Raw])]
-        return [bytes(msgspec.json.decode(body, type=msgspec.Raw))]
+        content = json.loads(body)
     except (ValueError, RecursionError):
         return []
+    return [json.dumps(each).encode() for each in content] if isinstance(content, list) else [body]
 
 
 def as_dict(value: Any) -> dict[str, Any]:

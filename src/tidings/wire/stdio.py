@@ -15,6 +15,7 @@ from tidings.core.redact import one_line
 from tidings.runtime.child import Child
 from tidings.wire.methods import CANCELLED, DISCOVER
 from tidings.wire.session import Era, Frame, Session, Stream, Unanswered
+from tidings.wire.sse import MAX_MESSAGE
 
 __all__ = ["StdioClientSession"]
 
@@ -30,8 +31,11 @@ class StdioClientSession(Session):
         self._command = list(command)
         self._child: Child | None = None
         self._answers: dict[Any, asyncio.Future[Frame]] = {}
-        self._rest = b""
-        """The line that has not ended yet."""
+        self._unfinished: list[bytes] = []
+        """The parts of the line that has not ended yet."""
+        self._size = 0
+        self._problem = "the process ended"
+        """The reason why there are no more answers."""
         self._is_ended = False
 
     async def open(self) -> None:
@@ -40,13 +44,24 @@ class StdioClientSession(Session):
         await super().open()
 
     def _read(self, chunk: bytes) -> None:
-        *lines, self._rest = (self._rest + chunk).split(b"\n")
-        for line in lines:
+        if self._is_ended:
+            return
+        first, *others = chunk.split(b"\n")
+        self._unfinished.append(first)
+        self._size += len(first)
+        for part in others:
+            line, self._unfinished, self._size = b"".join(self._unfinished), [part], len(part)
             self._receive(line)
+        if self._size > MAX_MESSAGE:
+            self._unfinished = []
+            self._problem = f"the process sent a line of more than {MAX_MESSAGE >> 20} MB"
+            self._end()
         if not chunk:
             asyncio.get_running_loop().call_soon(self._end)  # when the last line of stderr is read
 
     def _end(self) -> None:
+        if self._is_ended:
+            return
         self._is_ended = True
         for stream in (*self.streams, self.inbox):
             stream.end("the process closed its output")
@@ -56,7 +71,7 @@ class StdioClientSession(Session):
                 answer.exception()  # so that asyncio does not report it
 
     def _ended(self) -> Unanswered:
-        return Unanswered(f"the process ended{self._last_error()}")
+        return Unanswered(f"{self._problem}{self._last_error()}")
 
     def _last_error(self) -> str:
         lines = self._child.stderr.decode(errors="replace").splitlines() if self._child is not None else []
@@ -70,7 +85,7 @@ class StdioClientSession(Session):
             stream.receive(line)
             if "id" in frame.message:
                 stream.end("the server ended the subscription")
-        elif not frame.method and isinstance(request_id, str | int) and request_id in self._answers:
+        elif not frame.method and isinstance(request_id, str | int | float) and request_id in self._answers:
             answer = self._answers.pop(request_id)
             received = self.record(self.channel, "received", line)
             if not answer.done():

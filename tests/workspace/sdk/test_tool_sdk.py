@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
+from pathlib import Path
 from typing import Any
 
 import mcp_types as types
@@ -90,6 +91,26 @@ async def test_filter_that_is_no_path_needs_jq(bash: BashTools, line: str) -> No
         await bash.call(f'value="$({line})"; mcp_result_success "never"', given)
 
     assert caught.value.message == "the filter .list | length needs jq: install jq or gojq"
+
+
+async def test_a_setting_that_cannot_be_read_is_the_default_and_a_missing_jq_is_an_error(
+    bash: BashTools, tmp_path: Path
+) -> None:
+    programs = tmp_path / "programs"  # a PATH without jq
+    programs.mkdir()
+    for name in ("bash", "cat"):
+        (programs / name).symlink_to(shutil.which(name) or name)
+    bash.env |= {"PATH": str(programs), "MCPBASH_JSON_TOOL_BIN": ""}
+    unreadable = """
+        export MCP_CONFIG_JSON='no JSON'
+        mcp_config_get .a --default other 2>"{errors}"
+        mcp_config_get .a 2>>"{errors}" || echo "status $?"
+    """
+    errors = tmp_path / "errors"
+    assert await bash.text(unreadable.replace("{errors}", str(errors))) == "other\nstatus 1"
+    assert errors.read_text().count("the input is not JSON") == 2
+    with pytest.raises(MCPError, match=r"the filter .a \| length needs jq"):
+        await bash.call("""export MCP_CONFIG_JSON='{"a": [1]}'; mcp_config_get '.a | length' --default never""")
 
 
 async def test_booleans_and_integers_are_converted(bash: BashTools) -> None:

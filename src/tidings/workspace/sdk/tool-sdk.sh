@@ -727,7 +727,7 @@ mcp_config_load() {
 # mcp_config_get PATH [--default VALUE]: without a default, fail if there is no value.
 mcp_config_get() {
 	local _mcp_value
-	if _mcp_find "$1" _mcp_print_json "${MCP_CONFIG_JSON:-}" "" 2>/dev/null; then
+	if _mcp_find "$1" _mcp_print_json "${MCP_CONFIG_JSON:-}" ""; then
 		printf '%s\n' "${_mcp_value}"
 	elif [[ ${2-} == --default ]]; then
 		printf '%s\n' "${3-}"

@@ -13,6 +13,8 @@ from typing import Any
 
 NEEDS_JQ = 3
 """The exit status for a filter that only jq can apply."""
+_FAILED = 5
+"""The exit status for other errors. `mcp_fail` has 1."""
 
 
 class NeedsJq(Exception):
@@ -178,8 +180,10 @@ def run(operation: str, arguments: list[str], text: str) -> tuple[str, int]:
         return dump(make_envelope(operation, int(arguments[0]), value)), 0
     if operation == "cli-error":
         return find_cli_error(value if is_json else None), 0
-    if operation == "valid" or not is_json:
+    if operation == "valid" or (operation == "object" and not is_json):
         return "", 0 if is_json else 1
+    if not is_json:
+        raise ValueError("the input is not JSON")
     if operation == "object":
         return (dump(value), 0) if isinstance(value, dict) else ("", 1)
     if operation == "truncate":
@@ -199,7 +203,7 @@ def main() -> int:
         return NEEDS_JQ
     except (TypeError, ValueError, LookupError, RecursionError) as error:
         sys.stderr.write(f"{operation}: {error}\n")
-        return 5
+        return _FAILED
     if output:
         sys.stdout.buffer.write(output.encode("utf-8", "replace") + b"\n")
     return status
