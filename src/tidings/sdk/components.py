@@ -31,6 +31,8 @@ _CHANGEABLE = frozenset(
     }
 )
 
+_NOTHING = (None, b"")
+
 _INVALID = (ValueError, TypeError, AttributeError)
 """The errors of pydantic, the SDK and FastMCP for an item that can't be made, listed or encoded."""
 
@@ -69,6 +71,9 @@ class ComponentKinds(NamedTuple):
 class ComponentEditor(Editor):
     def __init__(self, kinds: ComponentKinds) -> None:
         self._kinds = kinds
+        self.checked: tuple[Any, bytes] = _NOTHING
+        """The item that was checked last, and its JSON. Only the read that its insertion causes may use it: the user
+        may change the item in place afterwards."""
 
     @abstractmethod
     def _find(self, feature: Feature, key: str) -> list[Any]:
@@ -92,13 +97,20 @@ class ComponentEditor(Editor):
         self._check(feature, key, component)
         if (found := self._find(feature, key)) and not replace:
             raise already_exists(feature, key)
-        self._insert(feature, component, found)
+        try:
+            self._insert(feature, component, found)
+        finally:
+            self.checked = _NOTHING
 
     def remove(self, feature: Feature, key: str) -> None:
         self._remove(feature, self._find_known(feature, key)[0])
 
     def update(self, feature: Feature, key: str, fields: Mapping[str, Any]) -> None:
-        self._replace(feature, [self._copy(feature, each, fields) for each in self._find_known(feature, key)])
+        copies = [self._copy(feature, each, fields) for each in self._find_known(feature, key)]
+        try:
+            self._replace(feature, copies)
+        finally:
+            self.checked = _NOTHING
 
     def delete(self, uri: str) -> None:
         with suppress(NotFound):  # a mounted one, for example
@@ -162,7 +174,7 @@ class ComponentEditor(Editor):
         """Return the definition of an item. An item without one, or without JSON, would make the whole list fail."""
         try:
             definition = self._kinds.to_definition(component)
-            encode(definition)
+            self.checked = component, encode(definition)
         except _INVALID as error:
             raise invalid(feature, key, error) from None
         return definition

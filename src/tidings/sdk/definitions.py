@@ -55,8 +55,9 @@ def to_definition(component: Any) -> BaseModel:
 
 def key_of(item: Any) -> str:
     """Return the key of an item of a high-level server."""
+    fields = vars(item)  # an item is a model, and an attribute that a model lacks is slow to look for
     for name in ("uri_template", "uri", "name"):
-        if (value := getattr(item, name, None)) is not None:
+        if (value := fields.get(name)) is not None:
             return str(value)
     raise InvalidItem(f"{item!r:.80} has neither a name nor a URI")
 

@@ -38,7 +38,7 @@ class MCPServerSource(Source):
     def __init__(self, server: MCPServer[Any]) -> None:
         self.server = server
         self.lowlevel = internals.lowlevel_of(server)
-        self.editor = MCPServerEditor(server)
+        self.editor: MCPServerEditor = MCPServerEditor(server)
 
     def watch(self, catalog: Catalog, wake: Wake) -> None:
         def on_change(feature: Feature, key: str | None, before: Any, after: Any) -> None:
@@ -72,6 +72,9 @@ class MCPServerSource(Source):
         component = _registry(self.server, feature, key).get(key)
         if component is None:
             return None
+        checked, text = self.editor.checked
+        if component is checked:
+            return text
         try:
             return encode(to_definition(component))
         except _ENCODE_ERRORS as error:
