@@ -79,7 +79,7 @@ async def test_two_hundred_unread_streams_delay_no_other_and_cost_one_mailbox_ea
     assert state["stuck"] == 200
     assert state["most_pending"] == 1, "one topic changed, however often"
     assert state["objects"]["Mailbox"] == 200
-    assert state["objects"]["Entry"] == 200
+    assert state["objects"]["MailboxEntry"] == 200
     assert state["tasks"] <= full["tasks"], "a change must not start tasks for those who don't read"
     assert growth < 4e6, "30 changes of 10 kB, kept for 200 readers, would be 60 MB"
     # Below 4 ms, 1.5 times is less than what a busy machine adds by itself.

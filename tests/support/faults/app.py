@@ -239,7 +239,7 @@ class Board:
 
 
 _COUNTED = (
-    *("Subscriber", "Mailbox", "Entry", "HttpSession"),
+    *("Subscriber", "Mailbox", "MailboxEntry", "HttpSession"),
     *("AsgiStream", "ParkedStream", "ListenStream", "RequestResponseCycle"),
 )
 
