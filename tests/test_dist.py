@@ -60,7 +60,7 @@ NEEDS_EXTRA = {
     "openai-agents": ("-c", "import tidings.client.adapters.openai_agents"),
     "pydantic-ai": ("-c", "import tidings.client.adapters.pydantic_ai"),
 }
-"""What needs an extra, as arguments of Python. For `fastmcp`, the program of the user fails before it calls Tidings."""
+"""Commands that need an extra, as arguments of Python. Without `fastmcp`, the user's own import fails first."""
 
 
 @pytest.fixture(scope="module")

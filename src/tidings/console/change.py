@@ -31,7 +31,7 @@ _NO_COUNTS: Final = dict.fromkeys(OutcomeState, 0)
 
 
 class ClientOutcome:
-    """What happened with one change for one subscriber, if the subscriber was not told immediately."""
+    """The outcome of one change for one subscriber that was not told immediately."""
 
     __slots__ = ("is_fetched", "latency", "reason", "state", "time")
 

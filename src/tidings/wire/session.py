@@ -239,7 +239,7 @@ class Session(ABC):
         self._client = {"name": client, "version": "1"}
         self._ids = 0
 
-    # What the server says of itself
+    # Properties from discovery or the handshake
 
     @property
     def _discovered(self) -> dict[str, Any]:
